@@ -1,0 +1,49 @@
+# `make demo` and `make test` set up everything they need; `make setup` is the set-up alone.
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+VENV := .venv
+RUN := $(VENV)/bin/python
+READY := $(VENV)/.ready
+
+.PHONY: help setup demo test lint format type bench picture clean
+
+help:
+	@echo "make demo     train a small model with LeAP on data with a known truth (about a minute)"
+	@echo "make test     run the tests"
+	@echo "make lint     ruff: check and format check"
+	@echo "make type     mypy --strict on src"
+	@echo "make bench    what LeAP costs a training step, as ratios"
+	@echo "make picture  draw the README's picture anew"
+
+setup: $(READY)
+
+$(READY): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "torchleap needs Python 3.11 or newer, but found " + sys.version)'
+	$(PYTHON) -m venv $(VENV)
+	$(RUN) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@touch $@
+
+demo: $(READY)
+	$(RUN) examples/demo.py
+
+test: $(READY)
+	$(RUN) -m pytest -n auto
+
+lint: $(READY)
+	$(RUN) -m ruff check .
+	$(RUN) -m ruff format --check .
+
+format: $(READY)
+	$(RUN) -m ruff check --fix .
+	$(RUN) -m ruff format .
+
+type: $(READY)
+	$(RUN) -m mypy
+
+bench: $(READY)
+	$(RUN) benchmarks/overhead.py
+
+picture: $(READY)
+	$(RUN) examples/demo.py --picture docs/images/gates.png
+
+clean:
+	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,0 +1,34 @@
+"""torchleap finds out, during ordinary training, which input fields a deep ranking model can do without."""
+
+from . import data, metrics
+from .errors import AttachError, FieldError, MetricError, SelectionError, TorchleapError
+from .fields import Field, Fields
+from .gates import LeAP
+from .metrics import auc, gauc, log_loss, s_auc
+from .optimizer import GateOptimizer
+from .plugin import Plugin, attach, attached
+from .selection import Selection
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "AttachError",
+    "Field",
+    "FieldError",
+    "Fields",
+    "GateOptimizer",
+    "LeAP",
+    "MetricError",
+    "Plugin",
+    "Selection",
+    "SelectionError",
+    "TorchleapError",
+    "attach",
+    "attached",
+    "auc",
+    "data",
+    "gauc",
+    "log_loss",
+    "metrics",
+    "s_auc",
+]

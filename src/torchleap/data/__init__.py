@@ -1,0 +1,5 @@
+"""Data: generators whose truth is known."""
+
+from .truth import KnownTruth
+
+__all__ = ["KnownTruth"]

@@ -1,0 +1,38 @@
+"""The few error classes, and the sentence that suggests a name."""
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+
+class TorchleapError(ValueError):
+    """Any bad input that torchleap refuses; the message says what was expected, what was found, and the cure."""
+
+
+class FieldError(TorchleapError):
+    """The fields do not describe the data: names, widths, dtypes or values."""
+
+
+class AttachError(TorchleapError):
+    """The gates cannot be put at that place of that model."""
+
+
+class SelectionError(TorchleapError):
+    """A selection cannot be made, loaded or used."""
+
+
+class MetricError(TorchleapError):
+    """A metric is not defined on this input."""
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """Say which known names resemble `name`.
+
+    >>> nearest("ctr_7", ["user_id", "ctr_7d"])
+    "Did you mean 'ctr_7d'?"
+    """
+    names = list(known)
+    close = get_close_matches(name, names, n=3, cutoff=0.4)
+    if close:
+        return f"Did you mean {' or '.join(map(repr, close))}?"
+    shown = ", ".join(map(repr, names[:8])) + (", ..." if len(names) > 8 else "")
+    return f"Known: {shown or 'none'}."

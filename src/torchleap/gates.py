@@ -1,0 +1,429 @@
+"""LeAP, the learnable adaptive permutation module: section 3 of the paper, equation by equation, in its order.
+
+Notation: B rows, D columns, F fields, G gates (one a field, or one for all fields of a group). Where this file leaves the
+paper, a comment marked NOTE[PAPER] says why; docs/theory.md has the long form.
+"""
+
+import json
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, Literal, TypedDict, get_args
+
+import torch
+from torch import Tensor, nn
+
+from .decay import keep_decay_off
+from .errors import FieldError, TorchleapError
+from .fields import Field, Fields
+from .mix import Mixed, mix, permutations
+from .sparsity import most_common, sample_rows
+
+Divergence = Literal["mean", "rms"]
+
+
+class Settings(TypedDict, total=False):
+    """What `LeAP` and `attach` take by name."""
+
+    alpha: float
+    temperature: float
+    momentum: float
+    adaptive: bool
+    divergence: Divergence
+    normalize: bool
+    clip: tuple[float, float]
+    init: float
+    warmup: int
+    floor: float
+    seed: int | None
+
+
+class _HeldOpen(torch.autograd.Function):
+    """Gates at 1: a part of the graph that sends theta no gradient, not even zeros."""
+
+    @staticmethod
+    def forward(ctx: Any, theta: Tensor) -> Tensor:
+        return torch.ones_like(theta)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> None:
+        return None
+
+
+def _held_open(theta: Tensor) -> Tensor:
+    held: Tensor = _HeldOpen.apply(theta)  # type: ignore[no-untyped-call]
+    return held
+
+
+class LeAP(nn.Module):
+    """Mix each field with a batch-shuffled copy of itself by a learnable gate, and price each open gate.
+
+    Shape: (B, D) -> (B, D), or (B, F, E) -> (B, F, E).
+
+    `train()` mixes with permuted rows and updates the statistics; `eval()` is deterministic and mixes with the running mean,
+    so that a closed gate in eval is what a pruned model computes.
+
+    Args:
+        alpha: Weight of the penalty.
+        adaptive: Scale each gate's penalty by its divergence; False is LeAP-Base, the same penalty for every gate.
+        divergence: "mean" is the paper's; "rms" also closes sparse noise.
+        normalize: Measure the divergence in units of the field's own values, so that rescaling a field changes nothing.
+        clip: Bounds of the divergence, as multiples of the median field's: below the first a field counts as constant and is
+            priced as the median; above the second the price no longer grows.
+        init: Where theta starts; 1 with temperature 0.2 is a gate of 0.993.
+        warmup: Batches during which the gates stay at 1 while the divergence is already measured.
+        floor: Smallest share of the clean path in training, so that a closed field is still seen and can come back.
+        seed: Of the permutations; None follows `torch.manual_seed` without drawing from it.
+
+    >>> gates = LeAP(Fields({"user_id": 8, "age": 1}), alpha=1e-3)
+    >>> gates(torch.randn(32, 9)).shape
+    torch.Size([32, 9])
+    >>> gates.scores()
+    {'user_id': 0.9933071732521057, 'age': 0.9933071732521057}
+    """
+
+    theta: nn.Parameter  # (G,)
+    steps: Tensor  # (G,) batches seen
+    distance: Tensor  # (G,) EMA of the mean distance to the permuted row
+    square: Tensor  # (G,) EMA of its mean square
+    common: Tensor  # (G,) EMA of the share of rows at the most common value
+    spread: Tensor  # (G,) EMA of the squared deviation of the other rows, see sparsity.py
+    mean: Tensor  # (D,) EMA of the column means
+    seed: Tensor  # ()
+    column_gate: Tensor  # (D,) the gate of each column
+    field_gate: Tensor  # (F,) the gate of each field
+    free: Tensor  # (G,) False where a field of the gate is protected
+
+    def __init__(
+        self,
+        fields: Fields | Mapping[str, int] | Iterable[Field] | None,
+        *,
+        alpha: float = 1e-3,
+        temperature: float = 0.2,  # tau
+        momentum: float = 0.99,  # beta
+        adaptive: bool = True,
+        divergence: Divergence = "rms",
+        normalize: bool = False,
+        clip: tuple[float, float] = (1e-6, 1e2),
+        init: float = 1.0,  # theta at step 0
+        warmup: int = 0,
+        floor: float = 0.0,
+        seed: int | None = None,
+    ) -> None:
+        super().__init__()
+        self.alpha = alpha
+        self.temperature = temperature
+        self.momentum = momentum
+        self.adaptive = adaptive
+        self.divergence = divergence
+        self.normalize = normalize
+        self.clip = clip
+        self.init = init
+        self.warmup = warmup
+        self.floor = floor
+        self._check_settings()
+        self._warm_up_ahead = warmup > 0
+        self.place = "The gates"  # how error messages call this module; attach() writes its site here
+        self.fields: Fields | None = None
+        self.passed: dict[str, tuple[Any, Any]] = {}  # with several sites: what each received and returned in this pass
+        self._mask: Tensor | None = None  # (D,) bool, set by masked()
+        start = torch.initial_seed() if seed is None else seed
+        self.theta = nn.Parameter(torch.empty(0, dtype=torch.promote_types(torch.get_default_dtype(), torch.float32)))
+        keep_decay_off(self.theta)
+        self.register_buffer("seed", torch.tensor((start + (1 << 63)) % (1 << 64) - (1 << 63)))
+        for name in ("steps", "distance", "square", "common", "spread", "mean"):
+            self.register_buffer(name, None)
+        for name in ("column_gate", "field_gate", "free"):
+            self.register_buffer(name, None, persistent=False)
+        if fields is not None:
+            self.lay_out(Fields(fields))
+
+    def lay_out(self, fields: Fields) -> None:
+        """Learn which fields there are: at once, or from the first batch where a dict names them.
+
+        The parameter object stays the same, so an optimizer that was built before the first batch holds the right one.
+        """
+        like = self.theta.detach()
+        gate = torch.tensor(fields.gates, device=like.device)
+        count = max(fields.gates) + 1
+        self.fields = fields
+        self.field_gate = gate
+        self.column_gate = gate.repeat_interleave(torch.tensor(fields.widths, device=like.device))
+        protected = torch.tensor([field.protected for field in fields], device=like.device)
+        self.free = torch.ones(count, dtype=torch.bool, device=like.device).index_fill_(0, gate[protected], False)
+        self.theta.data = like.new_full((count,), self.init)
+        self.steps = torch.zeros(count, dtype=torch.int64, device=like.device)
+        for name in ("distance", "square", "common", "spread"):
+            setattr(self, name, like.new_zeros(count))
+        self.mean = like.new_zeros(fields.dims)
+
+    # 3.1 Learnable permutation
+
+    def gate(self) -> Tensor:
+        """The gates g = sigmoid(theta / tau), (G,); 1 where a field is protected."""
+        opened = torch.sigmoid(self.theta / self.temperature)
+        return torch.where(self.free, opened, torch.ones_like(opened))
+
+    def forward(self, x: Tensor, columns: slice | None = None) -> Tensor:
+        """Mix the whole input, or the block of it that fills `columns`."""
+        flat = self._check_input(x, columns)
+        columns = columns or slice(0, flat.shape[1])
+        if self._mask is not None:
+            output = torch.where(self._mask[columns], flat, self.means()[columns].to(flat.dtype))
+        elif self.training:
+            output = self._mix_with_permuted_rows(flat, columns)
+        else:
+            output = self._mix_with_mean(flat, columns)
+        return output.reshape(x.shape)
+
+    def _mix_with_permuted_rows(self, x: Tensor, columns: slice) -> Tensor:
+        gates = self.known_fields().gates_of(columns)
+        column_gate = self.column_gate[columns] - gates.start
+        permutation = permutations(self.seed, self.steps[gates], x.shape[0], gates.start)
+        mixed = mix(x, self._clean_share()[gates], permutation, column_gate)
+        if x.device.type == "cpu" and not torch.compiler.is_compiling():
+            self._refuse_nonfinite(mixed.distance, gates)  # elsewhere the question would stall the step: scores() asks later
+        self._measure(x.detach(), mixed, columns, gates, column_gate)
+        return mixed.output
+
+    def _mix_with_mean(self, x: Tensor, columns: slice) -> Tensor:
+        # NOTE[PAPER] The paper does not say what evaluation does; its code shuffles there too, which makes the metric noisy.
+        known = torch.where(self.steps > 0, self.gate(), torch.ones_like(self.theta))  # nothing to mix with before step 1
+        share = known[self.column_gate[columns]]
+        return (share * x + (1 - share) * self.means()[columns]).to(x.dtype)
+
+    def _clean_share(self) -> Tensor:
+        """The gates as training mixes by them: at 1 during the warm-up, above the floor after it."""
+        # NOTE[PAPER] g = 0 is absorbing: a backbone that ignores a field sends its gate no gradient. Warm-up and floor are ours.
+        if self._all_held_until(self.warmup - 1):
+            return _held_open(self.theta)
+        share = 1 - (1 - self.floor) * (1 - self.gate())
+        return torch.where(self.steps < self.warmup, torch.ones_like(share), share)
+
+    def _all_held_until(self, step: int) -> bool:
+        """Whether every gate is still at 1, asked of the device only while it can be true.
+
+        Then theta gets no gradient at all rather than zeros, which Adam would count as steps, to leap when the real ones come.
+        A compiled graph cannot ask; it gets zeros.
+        """
+        if not self._warm_up_ahead or torch.compiler.is_compiling():
+            return False
+        self._warm_up_ahead = bool((self.steps <= self.warmup).any())
+        return bool((self.steps <= step).all())
+
+    # 3.2 Adaptive regularization via permutation divergence
+
+    def _measure(self, x: Tensor, mixed: Mixed, columns: slice, gates: slice, column_gate: Tensor) -> None:
+        common, spread = most_common(sample_rows(x), column_gate, mixed.distance.shape[0])
+        self._average(self.distance[gates], mixed.distance)
+        self._average(self.square[gates], mixed.square)
+        self._average(self.common[gates], common)
+        self._average(self.spread[gates], spread)
+        self._average(self.mean[columns], x.to(self.mean.dtype).mean(0))
+        self.steps[gates].add_(1)
+
+    def _average(self, ema: Tensor, value: Tensor) -> None:
+        ema.lerp_(value.to(ema.dtype), 1 - self.momentum)
+
+    def _weight_seen(self) -> Tensor:
+        """1 - beta^steps, (G,): what the weights in each moving average, which starts from 0, sum to; 1 at step 0."""
+        # NOTE[PAPER] The paper starts the average anywhere; divided by this, it is right from the first step.
+        if self.momentum == 0:
+            return torch.ones_like(self.distance)
+        seen = -torch.expm1(self.steps.to(self.distance.dtype) * math.log(self.momentum))
+        return torch.where(self.steps > 0, seen, torch.ones_like(seen))
+
+    def divergences(self) -> Tensor:
+        """The permutation divergence of each gate, averaged over steps, (G,)."""
+        seen = self._weight_seen()
+        # NOTE[PAPER] "mean" is the paper's form. A gate's gradient noise grows with the root mean square, see docs/theory.md.
+        average = self.distance / seen if self.divergence == "mean" else (self.square / seen).sqrt()
+        if not self.normalize:
+            return average
+        unit = (self.spread / (seen - self.common).clamp_min(1e-12)).sqrt()  # RMS value of the rows not at the default
+        return torch.where(unit > 0, average / unit.clamp_min(1e-30), torch.zeros_like(average))
+
+    def sparsity(self) -> Tensor:
+        """The share of rows at each gate's most common value, (G,)."""
+        return self.common / self._weight_seen()
+
+    def means(self) -> Tensor:
+        """The running mean of each column, (D,)."""
+        return self.mean / self._weight_seen()[self.column_gate]
+
+    def weights(self) -> Tensor:
+        """The price of each open gate, lambda, (G,); 0 while it warms up and where it is protected."""
+        if self.adaptive:
+            divergence = self.divergences()
+            # NOTE[PAPER] "appropriate clipping": relative to the median field, as embeddings start anywhere from 1e-4 to 1. A
+            # constant field has divergence 0 and would cost nothing; it costs the median, so it closes as fast as other noise.
+            typical = torch.where(divergence > 0, divergence, torch.nan).nanmedian().nan_to_num(1.0)
+            varies = divergence > self.clip[0] * typical
+            price = self.alpha * torch.where(varies, divergence.clamp_max(self.clip[1] * typical), typical)
+        else:
+            price = torch.full_like(self.distance, self.alpha)
+        priced = self.free & (self.steps > self.warmup)
+        return torch.where(priced, price, torch.zeros_like(price))
+
+    def penalty(self) -> Tensor:
+        """The sum of lambda_i * g_i: a scalar whose gradient reaches the gates alone."""
+        if self.fields is None or self._all_held_until(self.warmup):
+            return 0 * _held_open(self.theta).sum()
+        return (self.weights() * self.gate()).sum()
+
+    def scores(self) -> dict[str, float]:
+        """Each field's gate as a plain float, in field order."""
+        fields = self.known_fields()
+        self._refuse_nonfinite(self.distance, slice(0, len(self.distance)))
+        return dict(zip(fields.names, self.gate().detach()[self.field_gate].tolist(), strict=True))
+
+    # Housekeeping
+
+    @property
+    def settings(self) -> Settings:
+        """The settings that this module was built with."""
+        return Settings(
+            alpha=self.alpha,
+            temperature=self.temperature,
+            momentum=self.momentum,
+            adaptive=self.adaptive,
+            divergence=self.divergence,
+            normalize=self.normalize,
+            clip=self.clip,
+            init=self.init,
+            warmup=self.warmup,
+            floor=self.floor,
+            seed=int(self.seed),
+        )
+
+    @property
+    def moved(self) -> bool:
+        """Whether any gate has left the place where it started."""
+        return bool((self.theta.detach()[self.free] != self.init).any())
+
+    @property
+    def warming_up(self) -> bool:
+        """Whether the gates are still held at 1."""
+        return self.warmup > 0 and (self.fields is None or bool((self.steps <= self.warmup).any()))
+
+    def known_fields(self) -> Fields:
+        """The fields, or an error while they are still to come from the first batch."""
+        if self.fields is None:
+            raise FieldError(f"{self.place} learns its fields from the first batch, and none has come. Run one batch first.")
+        return self.fields
+
+    @contextmanager
+    def masked(self, kept: Iterable[str]) -> Iterator[None]:
+        """Hard gates: within this context the fields in `kept` pass untouched, all others are their running mean."""
+        fields = self.known_fields()
+        mask = torch.zeros(fields.dims, dtype=torch.bool)
+        for name in kept:
+            mask[fields.columns(name)] = True
+        self._mask = mask.to(self.theta.device)
+        try:
+            yield
+        finally:
+            self._mask = None
+
+    def _check_settings(self) -> None:
+        low, high = self.clip
+        expected = {
+            f"alpha must be at least 0, but is {self.alpha}": 0 <= self.alpha < math.inf,
+            f"temperature must be above 0, but is {self.temperature}": 0 < self.temperature < math.inf,
+            f"momentum must be at least 0 and below 1, but is {self.momentum}": 0 <= self.momentum < 1,
+            f"divergence must be 'mean' or 'rms', but is {self.divergence!r}": self.divergence in get_args(Divergence),
+            f"clip must be two numbers with 0 < low <= high, but is {self.clip}": 0 < low <= high < math.inf,
+            f"init must be a finite number, but is {self.init}": math.isfinite(self.init),
+            f"warmup must be a number of batches, at least 0, but is {self.warmup}": self.warmup >= 0,
+            f"floor must be at least 0 and below 1, but is {self.floor}": 0 <= self.floor < 1,
+        }
+        problems = [sentence for sentence, holds in expected.items() if not holds]
+        if problems:
+            raise TorchleapError("These settings cannot be used: " + "; ".join(problems) + ".")
+
+    def _check_input(self, x: Tensor, columns: slice | None) -> Tensor:
+        """The input as (B, D), or an error that says what was expected, what was found and the cure."""
+        fields = self.known_fields()
+        if not x.is_floating_point():
+            raise FieldError(
+                f"{self.place} expects floating-point columns, but receives {x.dtype}. "
+                "Ids have to be embedded first: put the gates behind the embedding."
+            )
+        if x.dim() < 2:
+            raise FieldError(
+                f"{self.place} expects (rows, columns) or (rows, fields, width), but receives the shape {tuple(x.shape)}."
+            )
+        flat = x.flatten(1)
+        if columns is None and flat.shape[1] != fields.dims:
+            raise FieldError(
+                f"{self.place} receives {flat.shape[1]} columns, but the fields sum to {fields.dims}. {fields.describe()} "
+                "Give the missing field, correct a width, or choose another at=."
+            )
+        if self.training and self._mask is None and x.shape[0] < 2:
+            raise FieldError(
+                f"{self.place} needs at least 2 rows to permute in training, but the batch has {x.shape[0]}. "
+                "Drop the last partial batch (drop_last=True) or call eval()."
+            )
+        return flat
+
+    def _refuse_nonfinite(self, distance: Tensor, gates: slice) -> None:
+        finite = torch.isfinite(distance)
+        if finite.all():
+            return
+        bad = {gate + gates.start for gate in (~finite).nonzero().flatten().tolist()}
+        fields = self.known_fields()
+        names = [name for name, gate in zip(fields.names, fields.gates, strict=True) if gate in bad]
+        raise FieldError(
+            f"NaN, infinity or values too large to square in field {', '.join(map(repr, names[:5]))}"
+            f"{f' and {len(names) - 5} more' if len(names) > 5 else ''}. Fill or clip the values before the model reads them."
+        )
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "LeAP":
+        """Follow `.to()`, but stay in float32 or better: in bfloat16 a step of 1e-3 on theta = 1 would be lost."""
+
+        def convert(tensor: Tensor) -> Tensor:
+            converted = fn(tensor)
+            if converted.dtype in (torch.bfloat16, torch.float16):
+                return tensor.to(converted.device)
+            return converted
+
+        super()._apply(convert, recurse)
+        return self
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Copies do not take the tensors of an unfinished pass along."""
+        return {**self.__dict__, "passed": {}}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """A copy and an unpickled module have a theta of their own to guard."""
+        super().__setstate__(state)
+        keep_decay_off(self.theta)
+
+    def get_extra_state(self) -> Tensor:
+        """The fields, as the bytes of a JSON text: a checkpoint knows what its gates stand for."""
+        records = None if self.fields is None else self.fields.to_json()
+        return torch.frombuffer(bytearray(json.dumps(records).encode()), dtype=torch.uint8)
+
+    def set_extra_state(self, state: Tensor) -> None:
+        """Nothing to do: `_load_from_state_dict` has read it."""
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
+        saved = state_dict.get(f"{prefix}_extra_state")
+        if saved is not None:
+            records = json.loads(bytes(saved.tolist()))
+            fields = None if records is None else Fields.from_json(records)
+            if self.fields is None and fields is not None:
+                self.lay_out(fields)
+            elif fields is not None and (fields.names, fields.widths) != (self.known_fields().names, self.known_fields().widths):
+                error_msgs: list[str] = rest[-1]
+                error_msgs.append(f"The checkpoint's gates belong to {fields}, but {self.place} has {self.fields}.")
+                return
+        self._warm_up_ahead = self.warmup > 0
+        super()._load_from_state_dict(state_dict, prefix, *rest)  # type: ignore[no-untyped-call]
+
+    def extra_repr(self) -> str:
+        """The fields and the settings that matter, for print(model)."""
+        if self.fields is None:
+            return "fields from the first batch"
+        kind = f"divergence={self.divergence!r}" if self.adaptive else "adaptive=False"
+        return f"{len(self.fields)} fields, {self.fields.dims} dimensions, alpha={self.alpha}, {kind}"

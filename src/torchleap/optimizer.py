@@ -1,0 +1,82 @@
+"""The gate optimizer: a closing pressure without units, decoupled from the loss as AdamW decouples weight decay."""
+
+from collections.abc import Callable
+from typing import Any, overload
+
+import torch
+from torch import Tensor
+from torch.optim.optimizer import Optimizer
+
+from .errors import TorchleapError
+from .gates import LeAP
+
+
+class GateOptimizer(Optimizer):
+    """Adam on the task's gradient plus a decoupled closing pressure, over the gates alone.
+
+    It takes the place of the penalty: do not add `penalty()` to the loss as well. With Adam's moments m and v of the gradient
+    of the task loss, each step is `theta <- clip(theta - lr * (m / sqrt(v) + strength), -bound, bound)`. Each gate is thus a
+    running significance test, whatever the scale, width and sparsity of its field and the scale of the loss; so one strength
+    is meant to serve every data set. A field has to show a mean gradient of `strength` standard deviations to stay open.
+
+    Args:
+        strength: The closing pressure, kappa; 0 never closes a gate on purpose, 1 closes nearly all.
+        bound: theta stays within +-bound, so that an open or closed gate can still turn.
+    """
+
+    def __init__(
+        self,
+        gates: LeAP,
+        *,
+        lr: float = 2e-3,
+        strength: float = 0.4,
+        betas: tuple[float, float] = (0.9, 0.99),
+        eps: float = 1e-20,
+        bound: float = 1.5,
+    ) -> None:
+        expected = {
+            f"lr must be above 0, but is {lr}": lr > 0,
+            f"strength must be at least 0, but is {strength}": strength >= 0,
+            f"betas must lie in [0, 1), but are {betas}": all(0 <= beta < 1 for beta in betas),
+            f"eps must be at least 0, but is {eps}": eps >= 0,
+            f"bound must be above 0, but is {bound}": bound > 0,
+        }
+        problems = [sentence for sentence, holds in expected.items() if not holds]
+        if problems:
+            raise TorchleapError("These settings cannot be used: " + "; ".join(problems) + ".")
+        self._gates = gates
+        defaults = {"lr": lr, "strength": strength, "betas": betas, "eps": eps, "bound": bound}
+        super().__init__([gates.theta], defaults)
+
+    @overload
+    def step(self, closure: None = None) -> None: ...
+    @overload
+    def step(self, closure: Callable[[], float]) -> float: ...
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:
+        """Move each gate that has a gradient; nothing moves during the warm-up."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        if not self._gates.warming_up:
+            for group in self.param_groups:
+                for theta in group["params"]:
+                    if theta.grad is not None:
+                        self._step_one(theta, self.state[theta], group)
+        return loss
+
+    def _step_one(self, theta: Tensor, state: dict[str, Any], group: dict[str, Any]) -> None:
+        if not state:
+            state["step"] = torch.zeros((), device=theta.device)
+            state["exp_avg"] = torch.zeros_like(theta)
+            state["exp_avg_sq"] = torch.zeros_like(theta)
+        beta1, beta2 = group["betas"]
+        state["step"] += 1
+        state["exp_avg"].lerp_(theta.grad, 1 - beta1)
+        state["exp_avg_sq"].lerp_(theta.grad.square(), 1 - beta2)
+        first = state["exp_avg"] / (1 - beta1 ** state["step"])
+        second = state["exp_avg_sq"] / (1 - beta2 ** state["step"])
+        signal = first / (second.sqrt() + group["eps"])
+        moved = (theta - group["lr"] * (signal + group["strength"])).clamp(-group["bound"], group["bound"])
+        theta.copy_(torch.where(self._gates.free, moved, theta))  # a protected gate stays where it is

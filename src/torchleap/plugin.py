@@ -1,0 +1,303 @@
+"""attach -> Plugin: LeAP on somebody else's model, in place and reversibly."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, Unpack, get_args
+
+import torch
+from torch import Tensor, nn
+
+from .errors import AttachError, FieldError, SelectionError
+from .fields import Field, Fields
+from .gates import LeAP, Settings
+from .optimizer import GateOptimizer
+from .selection import Selection, select
+from .sites import CHILD, EndOfPass, Side, Site, fields_of, find_module, sites_of
+from .text import plural, table
+
+
+def attach(
+    model: nn.Module,
+    fields: Fields | Mapping[str, int] | Iterable[Field] | None = None,
+    *,
+    at: str | Sequence[str] = "",
+    side: Side = "input",
+    gates: LeAP | None = None,
+    example: Any = None,
+    **settings: Unpack[Settings],
+) -> "Plugin":
+    """Put learnable gates into a model, in place; `Plugin.detach()` undoes it. Build the optimizer afterwards.
+
+    Args:
+        fields: What the columns are. May be left out where the site carries a dict name -> (B, d): names and widths then come
+            from `example` or from the first batch.
+        at: The name of a submodule, as in `model.named_modules()`; "" is the model itself. A list names several sites: those
+            that receive one and the same tensor are gated once, the columns of the others are gated together, in list order.
+        side: Gate what enters the submodule, or what leaves it.
+        gates: A ready `LeAP` in place of `fields` and settings.
+        example: One batch, as the model takes it (a tuple is several arguments), to check everything at once.
+        settings: Those of `LeAP`.
+
+    >>> model = nn.Sequential(nn.Linear(9, 16), nn.ReLU(), nn.Linear(16, 1))
+    >>> attach(model, {"user_id": 8, "age": 1}, at="0")
+    LeAP on 2 fields, 9 dimensions, at '0' (input): gates not moved yet
+    """
+    names = [at] if isinstance(at, str) else list(at)
+    if gates is not None and (fields is not None or settings):
+        raise AttachError("Expected gates= or fields and settings, but found both. A ready LeAP brings its own.")
+    gates = LeAP(fields, **settings) if gates is None else gates
+    sites = _plan_sites(model, names, side, gates)
+    if example is not None:
+        _try_out(model, sites, gates, example)
+    elif gates.fields is None and len(sites) > 1:
+        raise AttachError("Several sites need fields=, or example= to learn them from: the first batch comes too late for all.")
+    _follow(model, gates)
+    gates.place = " and ".join(site.label for site in sites)
+    for site in sites:
+        site.hold(find_module(model, site.at), gates)
+    if len(sites) > 1:
+        end = EndOfPass((*_names(sites[0].at), *sites[0].home, CHILD))
+        end.handle = model.register_forward_hook(end.forget)
+    return Plugin(model, gates, tuple(sites))
+
+
+def attached(model: nn.Module) -> "Plugin":
+    """The plugin of a model that has gates: for a copy of an attached model, or one that was unpickled."""
+    found = list(sites_of(model))
+    if not found:
+        raise AttachError("This model has no gates. Call attach() first.")
+    module, site = found[0]
+    return Plugin(model, site.gates(module), site.siblings)
+
+
+class Plugin:
+    """The handle of an attached model: penalty, scores, selection; and the way back."""
+
+    def __init__(self, model: nn.Module, gates: LeAP, sites: tuple[Site, ...]) -> None:
+        self.model = model
+        self.gates = gates
+        self.sites = sites
+
+    @property
+    def fields(self) -> Fields:
+        """The fields that are gated."""
+        return self.gates.known_fields()
+
+    def penalty(self) -> Tensor:
+        """What to add to the loss: the sum of lambda_i * g_i, with gradient on the gates alone."""
+        return self.gates.penalty()
+
+    def scores(self) -> dict[str, float]:
+        """Each field's gate, in field order."""
+        return self.gates.scores()
+
+    def select(
+        self,
+        threshold: float | None = None,
+        *,
+        share: float | None = None,
+        dims: int | None = None,
+        cost: float | None = None,
+    ) -> Selection:
+        """Decide which fields to keep by one rule, a threshold of 0.5 if none is given; see `torchleap.selection.select`."""
+        if self.gates.free.any() and not self.gates.moved:
+            raise SelectionError(self._why_no_gate_moved())
+        return select(
+            self.fields,
+            self.scores(),
+            threshold=threshold,
+            share=share,
+            dims=dims,
+            cost=cost,
+            method="leap" if self.gates.adaptive else "leap_base",
+            settings=self.gates.settings,
+        )
+
+    def parameter_groups(self, *, gate_lr: float) -> list[dict[str, Any]]:
+        """Parameter groups for any optimizer: the model's, with its defaults, and the gates', with a learning rate of their own.
+
+        Gates get no weight decay in any case, see `torchleap.decay`.
+
+            optimizer = torch.optim.AdamW(plugin.parameter_groups(gate_lr=1e-2), lr=1e-3)
+        """
+        return [
+            {"params": self.model_parameters()},
+            {"params": [self.gates.theta], "lr": gate_lr, "weight_decay": 0.0},
+        ]
+
+    def model_parameters(self) -> list[nn.Parameter]:
+        """All parameters of the model but the gates."""
+        return [p for p in self.model.parameters() if p is not self.gates.theta]
+
+    def optimizer(self, strength: float = 0.4, lr: float = 2e-3) -> GateOptimizer:
+        """An optimizer over the gates alone, whose closing pressure takes the place of `penalty()`.
+
+        Args:
+            strength: How strongly gates are pushed shut, without units: one value is meant to serve every data set.
+        """
+        return GateOptimizer(self.gates, lr=lr, strength=strength)
+
+    @contextmanager
+    def held_out(self) -> Iterator[None]:
+        """Within this context only the gates learn: for a step on rows that the model does not train on.
+
+        Dropout is off, batch norm uses and keeps its running statistics, no other parameter receives a gradient, and
+        gradients collected before are set aside: whatever optimizer steps in here, only the gates move.
+
+            with plugin.held_out():
+                (criterion(model(x), y) + plugin.penalty()).backward()
+                gate_optimizer.step()
+        """
+        modes = {module: module.training for module in self.model.modules()}
+        others = {p: (p.requires_grad, p.grad) for p in self.model_parameters()}
+        self.model.eval()
+        self.gates.train()
+        self.gates.theta.grad = None
+        for parameter in others:
+            parameter.requires_grad_(False)
+            parameter.grad = None
+        try:
+            yield
+        finally:
+            self.gates.theta.grad = None
+            for parameter, (wanted, gradient) in others.items():
+                parameter.requires_grad_(wanted)
+                parameter.grad = gradient
+            for module, training in modes.items():
+                module.training = training
+
+    @contextmanager
+    def masked(self, selection: Selection) -> Iterator[None]:
+        """Within this context the model computes what it would without the dropped fields: each is its running mean."""
+        if selection.fields.names != self.fields.names:
+            raise SelectionError(f"The selection is for {selection.fields}, but the model has {self.fields}. Use plugin.select().")
+        with self.gates.masked(selection.kept):
+            yield
+
+    def detach(self) -> None:
+        """Take the gates out: the model is again exactly what it was. Scores and selection remain available here."""
+        for module, site in list(sites_of(self.model)):
+            site.release(module)
+        for hook in list(self.model._forward_hooks.values()):
+            end = getattr(hook, "__self__", None)
+            if isinstance(end, EndOfPass) and end.handle is not None:
+                end.handle.remove()
+
+    def __repr__(self) -> str:
+        place = ", ".join(repr(site.at or "the model") for site in self.sites) + f" ({self.sites[0].side})"
+        if self.gates.fields is None:
+            return f"LeAP at {place}: fields come from the first batch"
+        if not self.gates.moved:
+            state = "gates not moved yet"
+        else:
+            scores = list(self.scores().values())
+            state = f"{sum(score >= 0.5 for score in scores):,} open, {sum(score < 0.5 for score in scores):,} closed"
+        size = f"{plural(len(self.fields), 'field')}, {plural(self.fields.dims, 'dimension')}"
+        return f"LeAP on {size}, at {place}: {state}"
+
+    def __str__(self) -> str:
+        if self.gates.fields is None or not self.gates.moved:
+            return repr(self)
+        columns = [self.gates.divergences(), self.gates.sparsity(), self.gates.weights()]
+        divergence, sparsity, price = (column[self.gates.field_gate].tolist() for column in columns)
+        rows = zip(self.fields, self.scores().values(), divergence, sparsity, price, strict=True)
+        cells = [
+            [f.name, f"{score:.4f}", str(f.width), f"{div:.4g}", f"{share:.1%}", "protected" if f.protected else f"{cost:.2e}"]
+            for f, score, div, share, cost in sorted(rows, key=lambda row: (-row[1], row[0].name))
+        ]
+        return f"{self!r}\n{table(['field', 'gate', 'width', 'divergence', 'sparsity', 'penalty'], cells)}"
+
+    def _why_no_gate_moved(self) -> str:
+        steps = 0 if self.gates.fields is None else int(self.gates.steps.max())
+        if not steps:
+            return "select() needs trained gates, but no training batch has passed them. Train first, with the model in train()."
+        if self.gates.warming_up:
+            return f"select() needs trained gates, but they are still warming up: batch {steps} of warmup={self.gates.warmup}."
+        return (
+            f"select() needs trained gates, but after {plural(steps, 'batch')[:-1]}{'es' if steps > 1 else 'h'} none has moved. "
+            "The optimizer was probably built before attach(), so it does not hold the gates: build it afterwards. "
+            "Also add plugin.penalty() to the loss, or use plugin.optimizer()."
+        )
+
+
+def _plan_sites(model: nn.Module, names: list[str], side: Side, gates: LeAP) -> list[Site]:
+    """All checks that need no batch; nothing is changed."""
+    if side not in get_args(Side):
+        raise AttachError(f"side must be 'input' or 'output', but is {side!r}.")
+    if not names or len(set(names)) < len(names):
+        raise AttachError(f"at= must name one or more submodules, each once, but is {names}.")
+    for _, site in sites_of(model):
+        raise AttachError(f"This model has gates already, {site.label}. Call detach() on its plugin first.")
+    if any(module is gates for module in model.modules()):
+        raise AttachError("These gates are a part of the model already; attach() needs gates of their own.")
+    sites = [Site(name, side, find_module(model, name)) for name in names]
+    for site in sites:
+        site.siblings = tuple(sites)
+    return sites
+
+
+def _try_out(model: nn.Module, sites: list[Site], gates: LeAP, example: Any) -> None:
+    """Run the example once, without gates, and let every site see what will arrive there."""
+    seen: dict[str, Any] = {}
+    for site, value in _watch(model, sites, example):
+        seen.setdefault(site.at, value)
+    unseen = [site.at for site in sites if site.at not in seen]
+    if unseen:
+        raise AttachError(f"The model never calls {' and '.join(map(repr, unseen))} on the example. Choose another at=.")
+    values: list[Any] = []
+    for site in sites:
+        if not any(seen[site.at] is value for value in values):
+            values.append(seen[site.at])
+    if gates.fields is None:
+        if not all(isinstance(value, Mapping) for value in values):
+            raise FieldError(f"{sites[0].label} receives a tensor, which does not name its fields. Give fields= to attach().")
+        gates.lay_out(Fields([field for value in values for field in fields_of(value, sites[0].label)]))
+    trial = LeAP(gates.fields).eval()
+    for site in sites:
+        if len(sites) == 1:
+            site.gate_value(trial, seen[site.at])
+        else:
+            owner = next(other for other in sites if seen[other.at] is seen[site.at])
+            site.columns = site.find_columns(trial.known_fields(), seen[site.at]) if owner is site else owner.columns
+
+
+def _watch(model: nn.Module, sites: list[Site], example: Any) -> list[tuple[Site, Any]]:
+    """What arrives at each site when the model sees the example; the model is left as it was."""
+    seen: list[tuple[Site, Any]] = []
+    handles = []
+    for site in sites:
+        module = find_module(model, site.at)
+        if site.side == "input":
+
+            def see_input(_: Any, args: Any, kwargs: Any, site: Site = site) -> None:
+                seen.append((site, args[0] if args else next(iter(kwargs.values()), None)))
+
+            handles.append(module.register_forward_pre_hook(see_input, with_kwargs=True))
+        else:
+
+            def see_output(_: Any, args: Any, output: Any, site: Site = site) -> None:
+                seen.append((site, output))
+
+            handles.append(module.register_forward_hook(see_output))
+    modes = {module: module.training for module in model.modules()}
+    try:
+        with torch.no_grad():
+            model.eval()(*example) if isinstance(example, tuple) else model.eval()(example)
+    finally:
+        for handle in handles:
+            handle.remove()
+        for module, training in modes.items():
+            module.training = training
+    return seen
+
+
+def _follow(model: nn.Module, gates: LeAP) -> None:
+    """Put the gates on the model's device, in its precision or better."""
+    for tensor in (*model.parameters(), *model.buffers()):
+        if tensor.is_floating_point():
+            gates.to(device=tensor.device, dtype=torch.promote_types(tensor.dtype, torch.float32))
+            return
+
+
+def _names(path: str) -> tuple[str, ...]:
+    return tuple(path.split(".")) if path else ()

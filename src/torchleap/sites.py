@@ -1,0 +1,235 @@
+"""Sites: where in a model the gates sit, and the hooks that put them there.
+
+The gates are registered as a child of a layer without children inside the site, never of a container: a `Sequential` that is
+itself a site must not run them as one more layer. A hook finds them from the module that it is called with, so that copies,
+replicas and unpickled models use their own gates.
+"""
+
+import copy
+from collections.abc import Iterator, Mapping
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+from .errors import AttachError, FieldError, nearest
+from .fields import Field, Fields
+from .gates import LeAP
+
+CHILD = "torchleap"  # the gates' name in the layer that holds them
+Side = Literal["input", "output"]
+
+
+class Site:
+    """A hook on one named submodule: what enters or leaves it passes the gates."""
+
+    def __init__(self, at: str, side: Side, module: nn.Module) -> None:
+        self.at = at
+        self.side = side
+        self.home = _home(at, module)  # the names that lead from the module to the layer that holds the gates
+        self.handle: RemovableHandle | None = None
+        self.siblings: tuple[Site, ...] = (self,)  # all sites whose columns are gated together, in the order of their columns
+        self.columns: slice | None = None  # the block of columns that arrives here, once it is known; a lone site takes all
+
+    @property
+    def label(self) -> str:
+        """How messages call this site."""
+        return f"at={self.at!r} ({self.side})"
+
+    def hold(self, module: nn.Module, gates: LeAP) -> None:
+        """Register the gates and the hook."""
+        home = _walk(module, self.home)
+        home.add_module(CHILD, gates)
+        if self.side == "input":
+            self.handle = module.register_forward_pre_hook(self.gate_input, with_kwargs=True)
+        else:
+            self.handle = module.register_forward_hook(self.gate_output)
+
+    def release(self, module: nn.Module) -> None:
+        """Undo `hold`."""
+        del _walk(module, self.home)._modules[CHILD]
+        if self.handle is not None:
+            self.handle.remove()
+
+    def gates(self, module: nn.Module) -> LeAP:
+        """The gates that belong to this very module."""
+        held = _walk(module, (*self.home, CHILD))
+        if not isinstance(held, LeAP):
+            raise AttachError(f"{self.label}: expected the gates at {CHILD!r}, but found {type(held).__name__}.")
+        return held
+
+    def gate_input(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+        """Gate the first argument of the call."""
+        if args:
+            return (self.gate(module, args[0]), *args[1:]), kwargs
+        if not kwargs:
+            raise AttachError(f"{self.label}: expected an input to gate, but the module is called without one. Use side='output'.")
+        name = next(iter(kwargs))
+        return args, {**kwargs, name: self.gate(module, kwargs[name])}
+
+    def gate_output(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
+        """Gate what the module returns."""
+        return self.gate(module, output)
+
+    def gate(self, module: nn.Module, value: Any) -> Any:
+        """Gate a tensor or a dict of tensors; what another site has gated in this pass is not gated twice."""
+        gates = self.gates(module)
+        if len(self.siblings) == 1:
+            return self.gate_value(gates, value)
+        if self.at in gates.passed:  # this site is reached again, so a new pass has begun
+            gates.passed = {}
+        for at, (earlier, output) in gates.passed.items():
+            if earlier is value:
+                self.columns = next(site.columns for site in self.siblings if site.at == at)
+                return output
+        if self.columns is None:
+            self.columns = self.find_columns(gates.known_fields(), value)
+        output = self.gate_value(gates, value)
+        gates.passed = {**gates.passed, self.at: (value, output)}
+        return output
+
+    def gate_value(self, gates: LeAP, value: Any) -> Any:
+        """Gate a tensor or a dict of tensors."""
+        return self.gate_dict(gates, value) if isinstance(value, Mapping) else self.gate_tensor(gates, value)
+
+    def find_columns(self, fields: Fields, value: Any) -> slice:
+        """Which columns of the fields arrive at this one of several sites."""
+        if isinstance(value, Mapping):
+            places = [fields.columns(name) for name in fields.names if name in value]
+            start, width = (places[0].start if places else 0), sum(place.stop - place.start for place in places)
+        else:
+            start, width = self._first_column(), value.flatten(1).shape[1]
+        columns = slice(start, start + width)
+        last = self is self.siblings[-1]
+        if not width or columns.stop > fields.dims or (last and not isinstance(value, Mapping) and columns.stop != fields.dims):
+            raise FieldError(
+                f"{self.label} receives {width} columns, {columns.stop} with those of the sites before it, "
+                f"but the fields sum to {fields.dims}. {fields.describe()}"
+            )
+        fields.gates_of(columns)  # raises if they cut through a field or a group
+        return columns
+
+    def _first_column(self) -> int:
+        start = 0
+        for site in self.siblings[: self.siblings.index(self)]:
+            if site.columns is None:
+                raise AttachError(
+                    f"{self.label} is reached before at={site.at!r}, whose width is not known yet. "
+                    "List the sites in the order in which the model reaches them, or give example= to attach()."
+                )
+            start = max(start, site.columns.stop)
+        return start
+
+    def gate_tensor(self, gates: LeAP, value: Any) -> Tensor:
+        """Gate the columns of (B, D) or (B, F, E)."""
+        if not isinstance(value, Tensor):
+            raise AttachError(f"{self.label}: expected a tensor or a dict of tensors, but found {type(value).__name__}.")
+        if gates.fields is None:
+            raise FieldError(f"{self.label} receives a tensor, which does not name its fields. Give fields= to attach().")
+        output: Tensor = gates(value, self.columns)
+        return output
+
+    def gate_dict(self, gates: LeAP, value: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Gate the entries of a dict that are fields; the others pass untouched."""
+        if gates.fields is None:
+            gates.lay_out(fields_of(value, self.label))
+        fields = gates.known_fields()
+        names = [name for name in fields.names if len(self.siblings) == 1 or name in value]
+        joined = join(value, fields, names, self.label)
+        widths = [fields[name].width for name in names]
+        blocks = gates(joined, self.columns).split(widths, dim=1)
+        gated = {n: block.reshape(value[n].shape).to(value[n].dtype) for n, block in zip(names, blocks, strict=True)}
+        if type(value) is dict:
+            return {**value, **gated}
+        output: Any = copy.copy(value)
+        for name, tensor in gated.items():
+            output[name] = tensor
+        return output  # type: ignore[no-any-return]
+
+
+class EndOfPass:
+    """A hook on the whole model: what the sites remember of a forward pass ends with it."""
+
+    def __init__(self, path: tuple[str, ...]) -> None:
+        self.path = path  # from the model to the gates
+        self.handle: RemovableHandle | None = None
+
+    def forget(self, model: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        """Drop the tensors of this pass."""
+        gates = _walk(model, self.path)
+        if isinstance(gates, LeAP):
+            gates.passed = {}
+
+
+def fields_of(value: Mapping[str, Any], label: str) -> Fields:
+    """Names and widths of the floating-point entries (B, d) or (B,) of a dict."""
+    found = {
+        name: 1 if entry.dim() == 1 else entry.shape[1]
+        for name, entry in value.items()
+        if isinstance(entry, Tensor) and entry.is_floating_point() and 1 <= entry.dim() <= 2
+    }
+    if not found:
+        kinds = {name: str(getattr(entry, "dtype", type(entry).__name__)) for name, entry in value.items()}
+        raise FieldError(f"{label} expects a dict with floating-point tensors (rows, width), but receives {kinds}.")
+    return Fields(found)
+
+
+def join(value: Mapping[str, Any], fields: Fields, names: list[str], label: str) -> Tensor:
+    """The named entries side by side, (B, D); every problem of every entry in one error."""
+    problems = [problem for name in names if (problem := _problem(value, fields[name]))]
+    if problems:
+        raise FieldError(f"{label}: " + "; ".join(problems) + f". Found: {', '.join(map(repr, value))}.")
+    return torch.cat([value[name].reshape(len(value[name]), -1) for name in names], dim=1)
+
+
+def _problem(value: Mapping[str, Any], field: Field) -> str | None:
+    entry = value.get(field.name)
+    if entry is None:
+        return f"the field {field.name!r} is missing"
+    if not isinstance(entry, Tensor) or not entry.is_floating_point():
+        return f"{field.name!r} should be a floating-point tensor, but is {getattr(entry, 'dtype', type(entry).__name__)}"
+    width = entry[0].numel() if len(entry) else field.width
+    return None if width == field.width else f"{field.name!r} should be {field.width} wide, but is {width}"
+
+
+def find_module(model: nn.Module, at: str) -> nn.Module:
+    """The submodule called `at`, or an error with the nearest names."""
+    known = dict(model.named_modules(remove_duplicate=False))
+    if at not in known:
+        raise AttachError(f"The model has no submodule at={at!r}. {nearest(at, [name for name in known if name])}")
+    module = known[at]
+    if isinstance(module, nn.ModuleList | nn.ModuleDict):
+        members = [f"{at}.{name}".lstrip(".") for name, _ in module.named_children()]
+        raise AttachError(
+            f"at={at!r} is a {type(module).__name__}, which is never called itself. Choose one of its members: {', '.join(members)}."
+        )
+    return module
+
+
+def sites_of(model: nn.Module) -> Iterator[tuple[nn.Module, Site]]:
+    """Every site that is attached to the model, with its module."""
+    for module in model.modules():
+        for hook in (*module._forward_pre_hooks.values(), *module._forward_hooks.values()):
+            site = getattr(hook, "__self__", None)
+            if isinstance(site, Site):
+                yield module, site
+
+
+def _home(at: str, module: nn.Module) -> tuple[str, ...]:
+    containers = nn.Sequential | nn.ModuleList | nn.ModuleDict | torch.jit.ScriptModule
+    for path, layer in module.named_modules():
+        if not any(True for _ in layer.children()) and not isinstance(layer, containers):
+            if hasattr(layer, CHILD):
+                raise AttachError(f"at={at!r}: {type(layer).__name__} has an attribute {CHILD!r} already.")
+            return tuple(path.split(".")) if path else ()
+    raise AttachError(f"at={at!r} is an empty {type(module).__name__}, which cannot hold the gates. Put an nn.Identity() there.")
+
+
+def _walk(module: nn.Module, path: tuple[str, ...]) -> nn.Module:
+    for name in path:
+        child = module._modules[name]
+        if child is None:
+            raise AttachError(f"The gates are gone: {name!r} of {type(module).__name__} is None. Call attach() again.")
+        module = child
+    return module

@@ -1,0 +1,45 @@
+"""The slow, obvious versions that the fast ones are tested against: one row and one field at a time."""
+
+import math
+
+import torch
+
+
+def mixed_row_by_row(x, widths, gates, permutations):
+    """x~_i[b] = g_i x_i[b] + (1 - g_i) x_i[pi_i(b)], and both divergences, as plain loops."""
+    rows = x.shape[0]
+    output = torch.empty_like(x)
+    distance, square = [], []
+    start = 0
+    for width, gate, permutation in zip(widths, gates, permutations, strict=True):
+        total = total_square = 0.0
+        for row in range(rows):
+            other = int(permutation[row])
+            change = 0.0
+            for column in range(start, start + width):
+                clean, shuffled = float(x[row, column]), float(x[other, column])
+                output[row, column] = float(gate) * clean + (1 - float(gate)) * shuffled
+                change += (clean - shuffled) ** 2
+            total += math.sqrt(change)
+            total_square += change
+        distance.append(total / rows)
+        square.append(total_square / rows)
+        start += width
+    return output, distance, square
+
+
+def bias_corrected_average(values, momentum):
+    """The exponentially weighted mean of all values so far."""
+    weights = [momentum ** (len(values) - 1 - step) for step in range(len(values))]
+    return sum(w * v for w, v in zip(weights, values, strict=True)) / sum(weights)
+
+
+def auc_by_pairs(labels, scores):
+    """How often a positive outranks a negative, pair by pair."""
+    wins = pairs = 0.0
+    for label, score in zip(labels, scores, strict=True):
+        for other_label, other in zip(labels, scores, strict=True):
+            if label == 1 and other_label == 0:
+                pairs += 1
+                wins += 1.0 if score > other else 0.5 if score == other else 0.0
+    return wins / pairs if pairs else None

@@ -1,0 +1,94 @@
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from sklearn.metrics import log_loss as sklearn_log_loss
+from sklearn.metrics import roc_auc_score
+from tests.slow import auc_by_pairs
+
+from torchleap import MetricError, auc, gauc, log_loss, s_auc
+
+ROWS = st.lists(
+    st.tuples(st.integers(0, 1), st.sampled_from([0.0, 0.1, 0.25, 0.5, 0.9, 1.0]), st.integers(0, 3)), min_size=1, max_size=40
+)
+
+
+@given(ROWS)
+def test_auc_equals_counting_pairs_and_scikit_learn(rows):
+    labels, scores, _ = zip(*rows, strict=True)
+    if len(set(labels)) < 2:
+        with pytest.raises(MetricError, match="both classes"):
+            auc(labels, scores)
+        return
+    assert auc(labels, scores) == pytest.approx(auc_by_pairs(labels, scores), abs=1e-12)
+    assert auc(labels, scores) == pytest.approx(roc_auc_score(labels, scores), abs=1e-12)
+
+
+@given(ROWS)
+def test_gauc_equals_a_loop_over_groups(rows):
+    total = weight = 0.0
+    for group in {row[2] for row in rows}:
+        members = [row for row in rows if row[2] == group]
+        value = auc_by_pairs([row[0] for row in members], [row[1] for row in members])
+        if value is not None:
+            total += value * len(members)
+            weight += len(members)
+    labels, scores, groups = zip(*rows, strict=True)
+    if not weight:
+        with pytest.raises(MetricError, match="one class"):
+            gauc(labels, scores, groups)
+        return
+    assert gauc(labels, scores, groups) == pytest.approx(total / weight, abs=1e-12)
+
+
+def test_gauc_of_one_group_is_auc_and_groups_may_be_strings():
+    labels, scores = torch.tensor([0, 1, 0, 1]), torch.tensor([0.2, 0.9, 0.3, 0.1])
+    assert gauc(labels, scores, ["u"] * 4) == auc(labels, scores)
+    assert gauc(labels, scores, torch.tensor([5, 5, 5, 5])) == auc(labels, scores)
+
+
+@given(st.lists(st.tuples(st.integers(0, 1), st.floats(0, 1)), min_size=1, max_size=30))
+def test_log_loss_equals_scikit_learn(rows):
+    labels, probabilities = (np.array(column, dtype=float) for column in zip(*rows, strict=True))
+    assert log_loss(labels, probabilities) == pytest.approx(sklearn_log_loss(labels, probabilities, labels=[0, 1]), rel=1e-9, abs=1e-12)
+
+
+def test_metrics_take_tensors_arrays_and_lists_alike():
+    labels, scores = [0, 1, 1, 0], [0.5, 0.25, 0.75, 0.125]
+    expected = auc(labels, scores)
+    assert auc(np.array(labels), np.array(scores)) == expected
+    assert auc(torch.tensor(labels), torch.tensor(scores, dtype=torch.bfloat16, requires_grad=True)) == expected
+    assert auc(torch.tensor(labels)[:, None], torch.tensor(scores)[:, None]) == expected
+
+
+def test_s_auc_reproduces_the_paper_s_table():
+    """Table 1 of the paper at 50 %: the published S_AUC from the published AUCs, to their rounding."""
+    columns = ("criteo", "avazu", "aliccp", "ml-1m")
+    rows = {
+        "none": (0.8014, 0.7882, 0.6598, 0.7950),
+        "lasso": (0.7462, 0.7088, 0.6054, 0.6484),
+        "shark": (0.7974, 0.7870, 0.6582, 0.8097),
+        "leap": (0.7984, 0.7870, 0.6583, 0.8097),
+    }
+    found = s_auc({method: dict(zip(columns, values, strict=True)) for method, values in rows.items()})
+    for method, published in {"none": 0.9954, "lasso": 0.8872, "shark": 0.9977, "leap": 0.9981}.items():
+        assert found[method] == pytest.approx(published, abs=1.5e-4)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: auc([0, 1], [0.1]), "2 labels and 1 scores"),
+        (lambda: auc([], []), "at least one row"),
+        (lambda: auc([0, 2], [0.1, 0.2]), "labels 0 and 1"),
+        (lambda: auc([0, 1], [0.1, float("nan")]), "NaN or infinite"),
+        (lambda: gauc([0, 1], [0.1, 0.2], ["u"]), "2 rows and 1 groups"),
+        (lambda: log_loss([0, 1], [-0.1, 2.0]), "Apply a sigmoid"),
+        (lambda: s_auc({}), "empty"),
+        (lambda: s_auc({"a": {"x": 1.0}, "b": {"y": 1.0}}), "every method on"),
+    ],
+)
+def test_bad_input_is_refused(call, message):
+    with pytest.raises(MetricError, match=message):
+        call()

@@ -1,0 +1,223 @@
+import json
+import pickle
+from dataclasses import FrozenInstanceError
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from torchleap import Field, FieldError, Fields, Selection, SelectionError
+from torchleap.selection import select
+
+FIELDS = Fields({"user_id": 64, "age": 1, "clicks": 256, "zip": 8})
+SCORES = {"user_id": 0.9, "age": 0.6, "clicks": 0.3, "zip": 0.1}
+
+WORLDS = st.lists(
+    st.tuples(st.integers(1, 9), st.sampled_from([0.0, 0.2, 0.5, 0.9]), st.booleans(), st.sampled_from([None, None, "g"])),
+    min_size=1,
+    max_size=8,
+)
+
+
+def world(rows):
+    fields = Fields([Field(f"f{i}", width, protected=guard, group=group) for i, (width, _, guard, group) in enumerate(rows)])
+    group_score = next((score for _, score, _, group in rows if group), 0.0)
+    return fields, {f"f{i}": group_score if group else score for i, (_, score, _, group) in enumerate(rows)}
+
+
+def test_threshold_is_half_unless_given_and_includes_it():
+    assert select(FIELDS, SCORES).kept == ("user_id", "age")
+    assert select(FIELDS, SCORES, threshold=0.6).kept == ("user_id", "age")
+    assert select(FIELDS, SCORES, threshold=0.61).dropped == ("age", "clicks", "zip")
+
+
+@pytest.mark.parametrize(("share", "kept"), [(0.25, 1), (0.5, 2), (0.74, 2), (1.0, 4)])
+def test_share_keeps_that_share_rounded_down(share, kept):
+    assert len(select(FIELDS, SCORES, share=share).kept) == kept
+
+
+def test_share_is_not_cheated_by_rounding():
+    many = Fields({f"f{i}": 1 for i in range(100)})
+    assert len(select(many, dict.fromkeys(many.names, 0.5), share=0.29).kept) == 29
+
+
+@pytest.mark.parametrize(("dims", "kept"), [(64, ("user_id",)), (72, ("user_id", "age")), (73, ("user_id", "age", "zip")), (9999, FIELDS.names)])
+def test_dims_take_the_best_that_fit(dims, kept):
+    selection = select(FIELDS, SCORES, dims=dims)
+    assert selection.kept == kept
+    assert selection.dims <= dims
+
+
+def test_cost_is_a_budget_of_its_own():
+    fields = Fields([Field("a", 100, cost=1), Field("b", 1, cost=50), Field("c", 1, cost=2)])
+    assert select(fields, {"a": 0.1, "b": 0.9, "c": 0.5}, cost=3).kept == ("a", "c")
+
+
+def test_ties_go_to_the_cheaper_then_to_the_first_name():
+    fields = Fields([Field("z", 4, cost=1), Field("b", 4, cost=2), Field("a", 4, cost=2)])
+    scores = dict.fromkeys("zba", 0.7)
+    assert select(fields, scores, share=0.34).kept == ("z",)
+    assert select(fields, scores, share=0.67).kept == ("z", "a")
+
+
+@given(WORLDS, st.integers(1, 40))
+def test_a_budget_is_kept_filled_and_fair(rows, dims):
+    fields, scores = world(rows)
+    guarded = {gate for f, gate in zip(fields, fields.gates, strict=True) if f.protected}
+    protected = [f for f, gate in zip(fields, fields.gates, strict=True) if gate in guarded]
+    if sum(f.width for f in protected) > dims:
+        with pytest.raises(SelectionError, match="protected fields alone"):
+            select(fields, scores, dims=dims)
+        return
+    try:
+        selection = select(fields, scores, dims=dims)
+    except SelectionError as error:
+        assert "leaves no field" in str(error)
+        assert min(f.width for f in fields) > dims or any(f.group for f in fields)
+        return
+    assert selection.dims <= dims
+    assert {f.name for f in protected} <= set(selection.kept)
+    by_gate = {}
+    for f, gate in zip(fields, fields.gates, strict=True):
+        by_gate.setdefault(gate, []).append(f)
+    for members in by_gate.values():
+        kept = {f.name in selection.kept for f in members}
+        assert len(kept) == 1  # live or die together
+        if kept == {False}:
+            width = sum(f.width for f in members)
+            score = scores[members[0].name]
+            better = [f for f in fields if f.name in selection.kept and (f in protected or scores[f.name] >= score)]
+            assert sum(f.width for f in better) + width > dims  # it did not fit beside those that rank before it
+
+
+@given(WORLDS, st.sampled_from([0.2, 0.5, 0.9]))
+def test_a_threshold_keeps_exactly_what_reaches_it_and_the_protected(rows, threshold):
+    fields, scores = world(rows)
+    guarded = {gate for f, gate in zip(fields, fields.gates, strict=True) if f.protected}
+    wanted = tuple(
+        f.name for f, gate in zip(fields, fields.gates, strict=True) if gate in guarded or scores[f.name] >= threshold
+    )
+    if wanted:
+        assert select(fields, scores, threshold=threshold).kept == wanted
+    else:
+        with pytest.raises(SelectionError, match="the best score is"):
+            select(fields, scores, threshold=threshold)
+
+
+def test_selection_is_immutable_hashable_and_pickles():
+    selection = select(FIELDS, SCORES, settings={"alpha": 0.1})
+    with pytest.raises(FrozenInstanceError):
+        selection.keep = ()
+    with pytest.raises(TypeError):
+        selection.settings["alpha"] = 1
+    selection.scores["user_id"] = 0  # a copy
+    assert selection.scores == SCORES
+    assert pickle.loads(pickle.dumps(selection)) == selection
+    assert len({selection, select(FIELDS, SCORES, settings={"alpha": 0.1})}) == 1
+
+
+def test_selection_prints_as_a_table():
+    lines = str(select(FIELDS, SCORES)).splitlines()
+    assert lines[0] == "Selection: 2 of 4 fields kept, 65 of 329 dimensions"
+    assert lines[2].split() == ["user_id", "0.9000", "64", "kept"]
+    assert lines[-1].split() == ["zip", "0.1000", "8", "dropped"]
+
+
+def test_jaccard():
+    first, second = select(FIELDS, SCORES, share=0.5), select(FIELDS, SCORES, share=0.75)
+    assert first.jaccard(second) == second.jaccard(first) == pytest.approx(2 / 3)
+    assert first.jaccard(first) == 1.0
+
+
+def test_save_and_load_round_trip(tmp_path):
+    fields = Fields([Field("a", 2, cost=3.5, protected=True, group="g"), Field("b", 1)])
+    selection = select(fields, {"a": 0.25, "b": 0.75}, settings={"alpha": 1e-3, "clip": [1, 2]}, method="leap_base")
+    path = tmp_path / "selection.json"
+    selection.save(path)
+    assert Selection.load(path) == selection
+    assert Selection.load(path, fields=fields) == selection
+    content = json.loads(path.read_text())
+    assert content["format"] == 1
+    assert [record["name"] for record in content["fields"]] == ["a", "b"]
+    assert content["settings"]["threshold"] == 0.5
+    assert [p.name for p in tmp_path.iterdir()] == ["selection.json"]
+
+
+def test_a_failed_save_leaves_the_old_file(tmp_path):
+    path = tmp_path / "selection.json"
+    select(FIELDS, SCORES).save(path)
+    before = path.read_text()
+    with pytest.raises(TypeError):
+        select(FIELDS, SCORES, settings={"bad": object()}).save(path)
+    assert path.read_text() == before
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+def broken(change):
+    content = select(FIELDS, SCORES).to_json()
+    change(content)
+    return content
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (broken(lambda c: c.update(format=2)), "format 1, but found 2"),
+        (broken(lambda c: c.pop("format")), "found 'none'"),
+        ([1, 2], "found 'list'"),
+        (broken(lambda c: c.update(colour="red")), "expected the keys"),
+        (broken(lambda c: c.pop("settings")), "expected the keys"),
+        (broken(lambda c: c["fields"][0].update(colour="red")), "unknown key 'colour'"),
+        (broken(lambda c: c["fields"][0].pop("score")), "expected name, width, score and kept"),
+        (broken(lambda c: c["fields"][0].update(kept="yes")), "true or false"),
+        (broken(lambda c: c["fields"][0].update(width=0)), "width of 'user_id'"),
+        (broken(lambda c: c["fields"].append(c["fields"][0])), "used 2 times"),
+        (broken(lambda c: [r.update(kept=False) for r in c["fields"]]), "keeps none"),
+    ],
+)
+def test_files_of_other_formats_are_refused(tmp_path, content, message):
+    path = tmp_path / "selection.json"
+    path.write_text(json.dumps(content))
+    with pytest.raises(SelectionError, match=message):
+        Selection.load(path)
+
+
+def test_a_truncated_file_is_refused(tmp_path):
+    path = tmp_path / "selection.json"
+    select(FIELDS, SCORES).save(path)
+    path.write_text(path.read_text()[:100])
+    with pytest.raises(SelectionError, match="expected JSON"):
+        Selection.load(path)
+
+
+@pytest.mark.parametrize("other", [{"user_id": 64, "age": 1, "clicks": 256}, {**dict(zip(FIELDS.names, FIELDS.widths, strict=True)), "x": 1}, {"user_id": 64, "age": 1, "clicks": 256, "zip": 9}])
+def test_a_file_for_other_fields_is_refused(tmp_path, other):
+    path = tmp_path / "selection.json"
+    select(FIELDS, SCORES).save(path)
+    with pytest.raises(SelectionError, match="'zip'|'x'"):
+        Selection.load(path, fields=Fields(other))
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: select(FIELDS, SCORES, threshold=0.5, share=0.5), "threshold and share"),
+        (lambda: select(FIELDS, SCORES, threshold=0.95), "best score is 0.9000"),
+        (lambda: select(FIELDS, SCORES, share=0.2), "share=0.2 leaves no field at all. Give at least 0.25"),
+        (lambda: select(FIELDS, SCORES, share=0.0), "above 0"),
+        (lambda: select(FIELDS, SCORES, share=1.5), "not above 1"),
+        (lambda: select(FIELDS, SCORES, dims=0), "Give at least 1"),
+        (lambda: select(Fields([Field("a", 9, protected=True), Field("b", 1)]), {"a": 1, "b": 0}, dims=4), "protected fields alone take 9"),
+        (lambda: select(FIELDS, {"user_id": 1.0}), "'age', 'clicks', 'zip' has none"),
+        (lambda: select(FIELDS, {**SCORES, "age": float("nan")}), "that of 'age' is nan"),
+        (lambda: Selection(FIELDS, (1.0,), (True,)), "1 scores and 1 decisions"),
+    ],
+)
+def test_bad_requests_are_refused(call, message):
+    with pytest.raises(SelectionError, match=message):
+        call()
+
+
+def test_an_unknown_field_gets_the_nearest_name():
+    with pytest.raises(FieldError, match="Did you mean 'user_id'"):
+        select(FIELDS, {**SCORES, "user_ids": 0.1})
