@@ -168,9 +168,7 @@ class LeAP(nn.Module):
         """Mix the whole input, or the block of it that fills `columns`."""
         flat = self._check_input(x, columns)
         columns = columns or slice(0, flat.shape[1])
-        if self._mask is not None:
-            output = torch.where(self._mask[columns], flat, self.means()[columns].to(flat.dtype))
-        elif self.training:
+        if self.training and self._mask is None:
             output = self._mix_with_permuted_rows(flat, columns)
         else:
             output = self._mix_with_mean(flat, columns)
@@ -190,6 +188,8 @@ class LeAP(nn.Module):
         # NOTE[PAPER] The paper does not say what evaluation does; its code shuffles there too, which makes the metric noisy.
         known = torch.where(self.steps > 0, self.gate(), torch.ones_like(self.theta))  # nothing to mix with before step 1
         share = known[self.column_gate[columns]]
+        if self._mask is not None:
+            share = torch.where(self._mask[columns], share, torch.zeros_like(share))
         return (share * x + (1 - share) * self.means()[columns]).to(x.dtype)
 
     def _clean_share(self) -> Tensor:
@@ -314,7 +314,7 @@ class LeAP(nn.Module):
 
     @contextmanager
     def masked(self, kept: Iterable[str]) -> Iterator[None]:
-        """Hard gates: within this context the fields in `kept` pass untouched, all others are their running mean."""
+        """Within this context every field that is not in `kept` is its running mean; the kept ones are as in eval()."""
         fields = self.known_fields()
         mask = torch.zeros(fields.dims, dtype=torch.bool)
         for name in kept:

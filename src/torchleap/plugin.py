@@ -7,7 +7,7 @@ from typing import Any, Unpack, get_args
 import torch
 from torch import Tensor, nn
 
-from .errors import AttachError, FieldError, SelectionError
+from .errors import AttachError, SelectionError
 from .fields import Field, Fields
 from .gates import LeAP, Settings
 from .optimizer import GateOptimizer
@@ -100,7 +100,7 @@ class Plugin:
         cost: float | None = None,
     ) -> Selection:
         """Decide which fields to keep by one rule, a threshold of 0.5 if none is given; see `torchleap.selection.select`."""
-        if self.gates.free.any() and not self.gates.moved:
+        if self.gates.fields is None or (self.gates.free.any() and not self.gates.moved):
             raise SelectionError(self._why_no_gate_moved())
         return select(
             self.fields,
@@ -168,7 +168,10 @@ class Plugin:
 
     @contextmanager
     def masked(self, selection: Selection) -> Iterator[None]:
-        """Within this context the model computes what it would without the dropped fields: each is its running mean."""
+        """Within this context the model computes what it would without the dropped fields: each is its running mean.
+
+        Kept fields are mixed with their mean by their gate, as in eval(): the scale that the model has learnt to read.
+        """
         if selection.fields.names != self.fields.names:
             raise SelectionError(f"The selection is for {selection.fields}, but the model has {self.fields}. Use plugin.select().")
         with self.gates.masked(selection.kept):
@@ -249,10 +252,9 @@ def _try_out(model: nn.Module, sites: list[Site], gates: LeAP, example: Any) -> 
         if not any(seen[site.at] is value for value in values):
             values.append(seen[site.at])
     if gates.fields is None:
-        if not all(isinstance(value, Mapping) for value in values):
-            raise FieldError(f"{sites[0].label} receives a tensor, which does not name its fields. Give fields= to attach().")
         gates.lay_out(Fields([field for value in values for field in fields_of(value, sites[0].label)]))
     trial = LeAP(gates.fields).eval()
+    _follow(model, trial)
     for site in sites:
         if len(sites) == 1:
             site.gate_value(trial, seen[site.at])

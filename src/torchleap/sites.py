@@ -98,6 +98,8 @@ class Site:
         if isinstance(value, Mapping):
             places = [fields.columns(name) for name in fields.names if name in value]
             start, width = (places[0].start if places else 0), sum(place.stop - place.start for place in places)
+        elif not isinstance(value, Tensor):
+            raise _not_fields(value, self.label)
         else:
             start, width = self._first_column(), value.flatten(1).shape[1]
         columns = slice(start, start + width)
@@ -123,10 +125,8 @@ class Site:
 
     def gate_tensor(self, gates: LeAP, value: Any) -> Tensor:
         """Gate the columns of (B, D) or (B, F, E)."""
-        if not isinstance(value, Tensor):
-            raise AttachError(f"{self.label}: expected a tensor or a dict of tensors, but found {type(value).__name__}.")
-        if gates.fields is None:
-            raise FieldError(f"{self.label} receives a tensor, which does not name its fields. Give fields= to attach().")
+        if gates.fields is None or not isinstance(value, Tensor):
+            raise _not_fields(value, self.label)
         output: Tensor = gates(value, self.columns)
         return output
 
@@ -162,8 +162,16 @@ class EndOfPass:
             gates.passed = {}
 
 
-def fields_of(value: Mapping[str, Any], label: str) -> Fields:
+def _not_fields(value: Any, label: str) -> AttachError | FieldError:
+    if isinstance(value, Tensor):
+        return FieldError(f"{label} receives a tensor, which does not name its fields. Give fields= to attach().")
+    return AttachError(f"{label}: expected a tensor or a dict of tensors, but found {type(value).__name__}.")
+
+
+def fields_of(value: Any, label: str) -> Fields:
     """Names and widths of the floating-point entries (B, d) or (B,) of a dict."""
+    if not isinstance(value, Mapping):
+        raise _not_fields(value, label)
     found = {
         name: 1 if entry.dim() == 1 else entry.shape[1]
         for name, entry in value.items()

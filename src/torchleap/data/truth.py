@@ -35,12 +35,12 @@ class KnownTruth:
     ('noise', True)
     """
 
-    widths: tuple[int, ...] = (1, 4, 16, 64, 256)
+    widths: tuple[int, ...] = (1, 8, 64, 256)
     pair_widths: tuple[int, ...] = (1, 4)
     active: float = 0.01
     dense_effect: float = 0.7
     sparse_effect: float = 4.0
-    pair_effect: float = 0.7
+    pair_effect: float = 1.0
     copy_noise: float = 0.1
     seed: int = 0
 

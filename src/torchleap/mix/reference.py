@@ -28,7 +28,7 @@ def mix(x: Tensor, gate: Tensor, permutation: Tensor, column_gate: Tensor) -> Mi
         column_gate: (D,), the gate of each column
     """
     clean = x.detach()
-    shuffled = clean.gather(0, permutation.T[:, column_gate])  # (B, D), no gradient: the paper's sg(x')
+    shuffled = clean.gather(0, permutation[column_gate].T)  # (B, D), no gradient: the paper's sg(x')
     share = gate[column_gate]  # (D,), at least float32, so a bfloat16 input is mixed in float32 and rounded once
     output = (share * x + (1 - share) * shuffled).to(x.dtype)
 
