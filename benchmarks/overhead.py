@@ -11,6 +11,7 @@ import random
 import statistics
 import time
 from collections.abc import Callable
+from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
@@ -41,7 +42,7 @@ class LoopOverFields(tl.LeAP):
 def make_step(widths: list[int], hidden: list[int], rows: int, gates: tl.LeAP | None) -> Callable[[], None]:
     torch.manual_seed(0)
     sizes = [sum(widths), *hidden]
-    layers = [layer for a, b in zip(sizes, sizes[1:], strict=False) for layer in (nn.Linear(a, b), nn.ReLU())]
+    layers = [layer for a, b in pairwise(sizes) for layer in (nn.Linear(a, b), nn.ReLU())]
     model = nn.Sequential(*layers, nn.Linear(sizes[-1], 1))
     plugin = None if gates is None else tl.attach(model, at="0", gates=gates)
     optimizer = torch.optim.Adam(model.parameters())

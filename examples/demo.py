@@ -1,7 +1,7 @@
 """LeAP on data with a known truth: train once, look at the gates beside the truth, prune by masking.
 
-    python examples/demo.py                       about a minute on two cores
-    python examples/demo.py --picture gates.png   also draws the gates (needs matplotlib)
+python examples/demo.py                       about a minute on two cores
+python examples/demo.py --picture gates.png   also draws the gates (needs matplotlib)
 """
 
 import argparse
@@ -18,7 +18,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits as criterion
 import torchleap as tl
 
 BATCH = 256
-WARMUP = 800  # batches in which the model learns to use its fields before the gates may close
+WARMUP = 8 / 13  # share of the batches in which the model learns to use its fields before the gates may close
 COLOURS = {"main": "#2a78c2", "pair": "#7b4ab5", "redundant": "#e0912f", "noise": "#9aa0a6", "constant": "#c9cdd2"}
 
 
@@ -26,7 +26,7 @@ def train(truth: tl.data.KnownTruth, steps: int, seed: int, console: Console) ->
     """One pass over fresh rows: attaching and adding the penalty are all that LeAP asks of a training loop."""
     torch.manual_seed(seed)
     model = nn.Sequential(nn.Linear(truth.fields.dims, 64), nn.ReLU(), nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 1))
-    plugin = tl.attach(model, truth.fields, alpha=1e-3, warmup=WARMUP, seed=seed)
+    plugin = tl.attach(model, truth.fields, alpha=1e-3, warmup=int(steps * WARMUP), seed=seed)
     optimizer = torch.optim.Adam(plugin.parameter_groups(gate_lr=1e-2), lr=3e-3)
     console.print(repr(plugin), highlight=False)
     history = []
@@ -82,8 +82,9 @@ def draw(path: Path, truth: tl.data.KnownTruth, history: list[list[float]]) -> N
     steps = range(10, 10 * len(history) + 1, 10)
     for index, name in enumerate(truth.fields.names):
         left.plot(steps, [row[index] for row in history], color=COLOURS[truth.role[name]], linewidth=1.6, alpha=0.85)
-    left.axvspan(0, WARMUP, color="#f1f3f4")
-    left.text(WARMUP / 2, 0.8, "warm-up:\ngates held open", ha="center", va="center", color="#5f6368")
+    warmup = steps[-1] * WARMUP
+    left.axvspan(0, warmup, color="#f1f3f4")
+    left.text(warmup / 2, 0.8, "warm-up:\ngates held open", ha="center", va="center", color="#5f6368")
     left.axhline(0.5, color="#5f6368", linewidth=0.8, linestyle="--")
     left.set(xlabel="batch", ylabel="gate", ylim=(-0.02, 1.02), xlim=(0, 10 * len(history)), title="How the gates got there")
     legend = [Line2D([], [], color=colour, label=role, linewidth=3) for role, colour in COLOURS.items()]

@@ -7,9 +7,9 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.slow import bias_corrected_average, mixed_row_by_row
 from torch import nn
 
+from tests.slow import bias_corrected_average, mixed_row_by_row
 from torchleap import Field, FieldError, Fields, LeAP, TorchleapError
 from torchleap.mix import permutations
 

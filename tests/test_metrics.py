@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sklearn.metrics import log_loss as sklearn_log_loss
 from sklearn.metrics import roc_auc_score
-from tests.slow import auc_by_pairs
 
+from tests.slow import auc_by_pairs
 from torchleap import MetricError, auc, gauc, log_loss, s_auc
 
 ROWS = st.lists(
@@ -51,7 +51,9 @@ def test_gauc_of_one_group_is_auc_and_groups_may_be_strings():
 @given(st.lists(st.tuples(st.integers(0, 1), st.floats(0, 1)), min_size=1, max_size=30))
 def test_log_loss_equals_scikit_learn(rows):
     labels, probabilities = (np.array(column, dtype=float) for column in zip(*rows, strict=True))
-    assert log_loss(labels, probabilities) == pytest.approx(sklearn_log_loss(labels, probabilities, labels=[0, 1]), rel=1e-9, abs=1e-12)
+    assert log_loss(labels, probabilities) == pytest.approx(
+        sklearn_log_loss(labels, probabilities, labels=[0, 1]), rel=1e-9, abs=1e-12
+    )
 
 
 def test_metrics_take_tensors_arrays_and_lists_alike():

@@ -92,7 +92,9 @@ class Record(nn.Module):
 # Where the gates sit
 
 
-@pytest.mark.parametrize(("at", "side"), [("", "input"), ("", "output"), ("first", "input"), ("first", "output"), ("second", "input")])
+@pytest.mark.parametrize(
+    ("at", "side"), [("", "input"), ("", "output"), ("first", "input"), ("first", "output"), ("second", "input")]
+)
 def test_any_named_submodule_at_either_side(at, side):
     model = Record()
     plugin = tl.attach(model, FIELDS, at=at, side=side, init=-20.0, seed=0)
@@ -209,9 +211,7 @@ def test_a_fixed_batch_is_still_permuted_anew_at_each_pass():
 def test_several_sites_are_gated_together_as_one_fields(with_example):
     model = TwoTowers()
     x = torch.randn(16, 8)
-    plugin = tl.attach(
-        model, FIELDS, at=["user", "item"], example=x if with_example else None, init=-20.0, seed=0, momentum=0.0
-    )
+    plugin = tl.attach(model, FIELDS, at=["user", "item"], example=x if with_example else None, init=-20.0, seed=0, momentum=0.0)
     seen = {}
     model.user.register_forward_pre_hook(lambda m, args: seen.update(user=args[0]))
     model.item.register_forward_pre_hook(lambda m, args: seen.update(item=args[0]))
@@ -432,7 +432,10 @@ def test_a_saved_state_dict_resumes_bit_for_bit():
 
 
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
-@pytest.mark.parametrize(("build", "at"), [(lambda: nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 1)), "0"), (WideAndDeep, ["wide", "deep"])])
+@pytest.mark.parametrize(
+    ("build", "at"),
+    [(lambda: nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 1)), "0"), (WideAndDeep, ["wide", "deep"])],
+)
 def test_a_compiled_model_trains_as_the_eager_one(backend, build, at):
     if backend == "inductor" and not (shutil.which("g++") or shutil.which("clang++")):
         pytest.skip("torch.compile needs a C++ compiler")
@@ -705,7 +708,10 @@ class Unused(nn.Module):
     ("batch", "message"),
     [
         ({"user_id": torch.randn(4, 4), "age": torch.randn(4)}, "'clicks' is missing"),
-        ({**batch_by_name(4), "age": torch.ones(4, dtype=torch.int64)}, "'age' should be a floating-point tensor, but is torch.int64"),
+        (
+            {**batch_by_name(4), "age": torch.ones(4, dtype=torch.int64)},
+            "'age' should be a floating-point tensor, but is torch.int64",
+        ),
         ({**batch_by_name(4), "user_id": torch.randn(4, 5)}, "'user_id' should be 4 wide, but is 5"),
     ],
 )

@@ -41,7 +41,9 @@ def test_share_is_not_cheated_by_rounding():
     assert len(select(many, dict.fromkeys(many.names, 0.5), share=0.29).kept) == 29
 
 
-@pytest.mark.parametrize(("dims", "kept"), [(64, ("user_id",)), (72, ("user_id", "age")), (73, ("user_id", "age", "zip")), (9999, FIELDS.names)])
+@pytest.mark.parametrize(
+    ("dims", "kept"), [(64, ("user_id",)), (72, ("user_id", "age")), (73, ("user_id", "age", "zip")), (9999, FIELDS.names)]
+)
 def test_dims_take_the_best_that_fit(dims, kept):
     selection = select(FIELDS, SCORES, dims=dims)
     assert selection.kept == kept
@@ -94,9 +96,7 @@ def test_a_budget_is_kept_filled_and_fair(rows, dims):
 def test_a_threshold_keeps_exactly_what_reaches_it_and_the_protected(rows, threshold):
     fields, scores = world(rows)
     guarded = {gate for f, gate in zip(fields, fields.gates, strict=True) if f.protected}
-    wanted = tuple(
-        f.name for f, gate in zip(fields, fields.gates, strict=True) if gate in guarded or scores[f.name] >= threshold
-    )
+    wanted = tuple(f.name for f, gate in zip(fields, fields.gates, strict=True) if gate in guarded or scores[f.name] >= threshold)
     if wanted:
         assert select(fields, scores, threshold=threshold).kept == wanted
     else:
@@ -190,7 +190,14 @@ def test_a_truncated_file_is_refused(tmp_path):
         Selection.load(path)
 
 
-@pytest.mark.parametrize("other", [{"user_id": 64, "age": 1, "clicks": 256}, {**dict(zip(FIELDS.names, FIELDS.widths, strict=True)), "x": 1}, {"user_id": 64, "age": 1, "clicks": 256, "zip": 9}])
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"user_id": 64, "age": 1, "clicks": 256},
+        {**dict(zip(FIELDS.names, FIELDS.widths, strict=True)), "x": 1},
+        {"user_id": 64, "age": 1, "clicks": 256, "zip": 9},
+    ],
+)
 def test_a_file_for_other_fields_is_refused(tmp_path, other):
     path = tmp_path / "selection.json"
     select(FIELDS, SCORES).save(path)
@@ -207,7 +214,10 @@ def test_a_file_for_other_fields_is_refused(tmp_path, other):
         (lambda: select(FIELDS, SCORES, share=0.0), "above 0"),
         (lambda: select(FIELDS, SCORES, share=1.5), "not above 1"),
         (lambda: select(FIELDS, SCORES, dims=0), "Give at least 1"),
-        (lambda: select(Fields([Field("a", 9, protected=True), Field("b", 1)]), {"a": 1, "b": 0}, dims=4), "protected fields alone take 9"),
+        (
+            lambda: select(Fields([Field("a", 9, protected=True), Field("b", 1)]), {"a": 1, "b": 0}, dims=4),
+            "protected fields alone take 9",
+        ),
         (lambda: select(FIELDS, {"user_id": 1.0}), "'age', 'clicks', 'zip' has none"),
         (lambda: select(FIELDS, {**SCORES, "age": float("nan")}), "that of 'age' is nan"),
         (lambda: Selection(FIELDS, (1.0,), (True,)), "1 scores and 1 decisions"),

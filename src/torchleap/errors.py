@@ -1,6 +1,6 @@
 """The few error classes, and the sentence that suggests a name."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
 
 
@@ -36,3 +36,10 @@ def nearest(name: str, known: Iterable[str]) -> str:
         return f"Did you mean {' or '.join(map(repr, close))}?"
     shown = ", ".join(map(repr, names[:8])) + (", ..." if len(names) > 8 else "")
     return f"Known: {shown or 'none'}."
+
+
+def refuse_settings(expected: Mapping[str, bool]) -> None:
+    """Raise all sentences that do not hold, together."""
+    problems = [sentence for sentence, holds in expected.items() if not holds]
+    if problems:
+        raise TorchleapError("These settings cannot be used: " + "; ".join(problems) + ".")

@@ -94,7 +94,9 @@ class Fields:
         first, last = self._starts.index(columns.start), self._starts.index(columns.stop)
         inside, outside = self.gates[first:last], self.gates[:first] + self.gates[last:]
         if set(inside) & set(outside):
-            raise FieldError(f"A group has fields inside and outside the columns {columns.start} to {columns.stop}; it needs one place.")
+            raise FieldError(
+                f"A group has fields inside and outside the columns {columns.start} to {columns.stop}; it needs one place."
+            )
         return slice(min(inside), max(inside) + 1)
 
     def describe(self) -> str:

@@ -8,34 +8,17 @@ import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, Literal, TypedDict, get_args
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from .decay import keep_decay_off
-from .errors import FieldError, TorchleapError
+from .errors import FieldError
 from .fields import Field, Fields
 from .mix import Mixed, mix, permutations
+from .settings import Divergence, Settings, check
 from .sparsity import most_common, sample_rows
-
-Divergence = Literal["mean", "rms"]
-
-
-class Settings(TypedDict, total=False):
-    """What `LeAP` and `attach` take by name."""
-
-    alpha: float
-    temperature: float
-    momentum: float
-    adaptive: bool
-    divergence: Divergence
-    normalize: bool
-    clip: tuple[float, float]
-    init: float
-    warmup: int
-    floor: float
-    seed: int | None
 
 
 class _HeldOpen(torch.autograd.Function):
@@ -121,16 +104,16 @@ class LeAP(nn.Module):
         self.init = init
         self.warmup = warmup
         self.floor = floor
-        self._check_settings()
+        start = torch.initial_seed() if seed is None else seed
+        self.register_buffer("seed", torch.tensor((start + (1 << 63)) % (1 << 64) - (1 << 63)))  # wrapped to int64
+        check(self.settings)
         self._warm_up_ahead = warmup > 0
         self.place = "The gates"  # how error messages call this module; attach() writes its site here
         self.fields: Fields | None = None
         self.passed: dict[str, tuple[Any, Any]] = {}  # with several sites: what each received and returned in this pass
         self._mask: Tensor | None = None  # (D,) bool, set by masked()
-        start = torch.initial_seed() if seed is None else seed
         self.theta = nn.Parameter(torch.empty(0, dtype=torch.promote_types(torch.get_default_dtype(), torch.float32)))
         keep_decay_off(self.theta)
-        self.register_buffer("seed", torch.tensor((start + (1 << 63)) % (1 << 64) - (1 << 63)))
         for name in ("steps", "distance", "square", "common", "spread", "mean"):
             self.register_buffer(name, None)
         for name in ("column_gate", "field_gate", "free"):
@@ -325,22 +308,6 @@ class LeAP(nn.Module):
         finally:
             self._mask = None
 
-    def _check_settings(self) -> None:
-        low, high = self.clip
-        expected = {
-            f"alpha must be at least 0, but is {self.alpha}": 0 <= self.alpha < math.inf,
-            f"temperature must be above 0, but is {self.temperature}": 0 < self.temperature < math.inf,
-            f"momentum must be at least 0 and below 1, but is {self.momentum}": 0 <= self.momentum < 1,
-            f"divergence must be 'mean' or 'rms', but is {self.divergence!r}": self.divergence in get_args(Divergence),
-            f"clip must be two numbers with 0 < low <= high, but is {self.clip}": 0 < low <= high < math.inf,
-            f"init must be a finite number, but is {self.init}": math.isfinite(self.init),
-            f"warmup must be a number of batches, at least 0, but is {self.warmup}": self.warmup >= 0,
-            f"floor must be at least 0 and below 1, but is {self.floor}": 0 <= self.floor < 1,
-        }
-        problems = [sentence for sentence, holds in expected.items() if not holds]
-        if problems:
-            raise TorchleapError("These settings cannot be used: " + "; ".join(problems) + ".")
-
     def _check_input(self, x: Tensor, columns: slice | None) -> Tensor:
         """The input as (B, D), or an error that says what was expected, what was found and the cure."""
         fields = self.known_fields()
@@ -387,7 +354,7 @@ class LeAP(nn.Module):
                 return tensor.to(converted.device)
             return converted
 
-        super()._apply(convert, recurse)
+        super()._apply(convert, recurse)  # type: ignore[no-untyped-call]
         return self
 
     def __getstate__(self) -> dict[str, Any]:
@@ -396,7 +363,7 @@ class LeAP(nn.Module):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """A copy and an unpickled module have a theta of their own to guard."""
-        super().__setstate__(state)
+        super().__setstate__(state)  # type: ignore[no-untyped-call]
         keep_decay_off(self.theta)
 
     def get_extra_state(self) -> Tensor:
@@ -419,7 +386,7 @@ class LeAP(nn.Module):
                 error_msgs.append(f"The checkpoint's gates belong to {fields}, but {self.place} has {self.fields}.")
                 return
         self._warm_up_ahead = self.warmup > 0
-        super()._load_from_state_dict(state_dict, prefix, *rest)  # type: ignore[no-untyped-call]
+        super()._load_from_state_dict(state_dict, prefix, *rest)
 
     def extra_repr(self) -> str:
         """The fields and the settings that matter, for print(model)."""

@@ -101,7 +101,9 @@ def _auc_by_group(labels: Floats, scores: Floats, groups: npt.NDArray[np.int64])
 def _checked(labels: Rows, scores: Rows) -> tuple[Floats, Floats]:
     label, score = _flat(labels), _flat(scores)
     if len(label) != len(score) or not len(label):
-        raise MetricError(f"Expected one score a label and at least one row, but found {len(label)} labels and {len(score)} scores.")
+        raise MetricError(
+            f"Expected one score a label and at least one row, but found {len(label)} labels and {len(score)} scores."
+        )
     if not np.isin(label, (0.0, 1.0)).all():
         raise MetricError(f"Expected labels 0 and 1, but found {np.unique(label)[:5].tolist()}.")
     if not np.isfinite(score).all():

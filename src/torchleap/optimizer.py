@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import Optimizer
 
-from .errors import TorchleapError
+from .errors import refuse_settings
 from .gates import LeAP
 
 
@@ -34,16 +34,15 @@ class GateOptimizer(Optimizer):
         eps: float = 1e-20,
         bound: float = 1.5,
     ) -> None:
-        expected = {
-            f"lr must be above 0, but is {lr}": lr > 0,
-            f"strength must be at least 0, but is {strength}": strength >= 0,
-            f"betas must lie in [0, 1), but are {betas}": all(0 <= beta < 1 for beta in betas),
-            f"eps must be at least 0, but is {eps}": eps >= 0,
-            f"bound must be above 0, but is {bound}": bound > 0,
-        }
-        problems = [sentence for sentence, holds in expected.items() if not holds]
-        if problems:
-            raise TorchleapError("These settings cannot be used: " + "; ".join(problems) + ".")
+        refuse_settings(
+            {
+                f"lr must be above 0, but is {lr}": lr > 0,
+                f"strength must be at least 0, but is {strength}": strength >= 0,
+                f"betas must lie in [0, 1), but are {betas}": all(0 <= beta < 1 for beta in betas),
+                f"eps must be at least 0, but is {eps}": eps >= 0,
+                f"bound must be above 0, but is {bound}": bound > 0,
+            }
+        )
         self._gates = gates
         defaults = {"lr": lr, "strength": strength, "betas": betas, "eps": eps, "bound": bound}
         super().__init__([gates.theta], defaults)
@@ -63,18 +62,18 @@ class GateOptimizer(Optimizer):
             for group in self.param_groups:
                 for theta in group["params"]:
                     if theta.grad is not None:
-                        self._step_one(theta, self.state[theta], group)
+                        self._step_one(theta, theta.grad, self.state[theta], group)
         return loss
 
-    def _step_one(self, theta: Tensor, state: dict[str, Any], group: dict[str, Any]) -> None:
+    def _step_one(self, theta: Tensor, gradient: Tensor, state: dict[str, Any], group: dict[str, Any]) -> None:
         if not state:
             state["step"] = torch.zeros((), device=theta.device)
             state["exp_avg"] = torch.zeros_like(theta)
             state["exp_avg_sq"] = torch.zeros_like(theta)
         beta1, beta2 = group["betas"]
         state["step"] += 1
-        state["exp_avg"].lerp_(theta.grad, 1 - beta1)
-        state["exp_avg_sq"].lerp_(theta.grad.square(), 1 - beta2)
+        state["exp_avg"].lerp_(gradient, 1 - beta1)
+        state["exp_avg_sq"].lerp_(gradient.square(), 1 - beta2)
         first = state["exp_avg"] / (1 - beta1 ** state["step"])
         second = state["exp_avg_sq"] / (1 - beta2 ** state["step"])
         signal = first / (second.sqrt() + group["eps"])

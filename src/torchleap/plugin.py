@@ -9,9 +9,10 @@ from torch import Tensor, nn
 
 from .errors import AttachError, SelectionError
 from .fields import Field, Fields
-from .gates import LeAP, Settings
+from .gates import LeAP
 from .optimizer import GateOptimizer
 from .selection import Selection, select
+from .settings import Settings
 from .sites import CHILD, EndOfPass, Side, Site, fields_of, find_module, sites_of
 from .text import plural, table
 
@@ -173,7 +174,9 @@ class Plugin:
         Kept fields are mixed with their mean by their gate, as in eval(): the scale that the model has learnt to read.
         """
         if selection.fields.names != self.fields.names:
-            raise SelectionError(f"The selection is for {selection.fields}, but the model has {self.fields}. Use plugin.select().")
+            raise SelectionError(
+                f"The selection is for {selection.fields}, but the model has {self.fields}. Use plugin.select()."
+            )
         with self.gates.masked(selection.kept):
             yield
 

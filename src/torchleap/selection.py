@@ -129,11 +129,15 @@ class Selection:
     def _from_json(cls, content: Any, path: str) -> "Selection":
         if not isinstance(content, dict) or content.get("format") != FORMAT:
             found = content.get("format", "none") if isinstance(content, dict) else type(content).__name__
-            raise SelectionError(f"{path}: expected a selection of format {FORMAT}, but found {found!r}. Write it anew with save().")
-        records = content.get("fields")
+            raise SelectionError(
+                f"{path}: expected a selection of format {FORMAT}, but found {found!r}. Write it anew with save()."
+            )
+        records: Any = content.get("fields")
         well_formed = set(content) == _KEYS and isinstance(records, list) and isinstance(content["settings"], dict)
-        if not well_formed:
-            raise SelectionError(f"{path}: expected the keys {sorted(_KEYS)}, but found {sorted(content)}, or values of other types.")
+        if not well_formed or not isinstance(content["method"], str):
+            raise SelectionError(
+                f"{path}: expected the keys {sorted(_KEYS)}, but found {sorted(content)}, or values of other types."
+            )
         for record in records:
             _check_record(record, path)
         try:
@@ -170,7 +174,9 @@ def select(
     rules = {"threshold": threshold, "share": share, "dims": dims, "cost": cost}
     given = {name: value for name, value in rules.items() if value is not None} or {"threshold": 0.5}
     if len(given) > 1:
-        raise SelectionError(f"Expected one of threshold, share, dims and cost, but found {' and '.join(given)}. Give one of them.")
+        raise SelectionError(
+            f"Expected one of threshold, share, dims and cost, but found {' and '.join(given)}. Give one of them."
+        )
     ((rule, limit),) = given.items()
     teams = _ranked_teams(fields, scores)
     if rule == "threshold":
@@ -258,7 +264,9 @@ def _check_record(record: Any, path: str) -> None:
 def _refuse_other_fields(found: Fields, expected: Fields, path: str) -> None:
     for f in found:
         if f.name not in expected:
-            raise SelectionError(f"{path} selects among other fields: {f.name!r} is not one of these {plural(len(expected), 'field')}.")
+            raise SelectionError(
+                f"{path} selects among other fields: {f.name!r} is not one of these {plural(len(expected), 'field')}."
+            )
         if f.width != expected[f.name].width:
             raise SelectionError(f"{path}: {f.name!r} is {f.width} wide, but here it is {expected[f.name].width} wide.")
     if len(found) != len(expected):

@@ -64,7 +64,9 @@ class Site:
         if args:
             return (self.gate(module, args[0]), *args[1:]), kwargs
         if not kwargs:
-            raise AttachError(f"{self.label}: expected an input to gate, but the module is called without one. Use side='output'.")
+            raise AttachError(
+                f"{self.label}: expected an input to gate, but the module is called without one. Use side='output'."
+            )
         name = next(iter(kwargs))
         return args, {**kwargs, name: self.gate(module, kwargs[name])}
 
@@ -206,11 +208,12 @@ def find_module(model: nn.Module, at: str) -> nn.Module:
     known = dict(model.named_modules(remove_duplicate=False))
     if at not in known:
         raise AttachError(f"The model has no submodule at={at!r}. {nearest(at, [name for name in known if name])}")
-    module = known[at]
+    module: nn.Module = known[at]
     if isinstance(module, nn.ModuleList | nn.ModuleDict):
         members = [f"{at}.{name}".lstrip(".") for name, _ in module.named_children()]
         raise AttachError(
-            f"at={at!r} is a {type(module).__name__}, which is never called itself. Choose one of its members: {', '.join(members)}."
+            f"at={at!r} is a {type(module).__name__}, which is never called itself. "
+            f"Choose one of its members: {', '.join(members)}."
         )
     return module
 

@@ -1,0 +1,32 @@
+"""The examples and benchmarks run: short, in a process of their own, as a user would start them."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+
+
+def run(script, *arguments):
+    result = subprocess.run(
+        [sys.executable, str(ROOT / script), *arguments], capture_output=True, text=True, check=False, timeout=300
+    )
+    assert result.returncode == 0, result.stderr
+    return result.stdout
+
+
+def test_demo_prints_the_gates_beside_the_truth_and_draws_them(tmp_path):
+    pytest.importorskip("rich", reason="the demo needs rich")
+    pytest.importorskip("matplotlib", reason="the demo's picture needs matplotlib")
+    output = run("examples/demo.py", "--steps", "130", "--picture", str(tmp_path / "gates.png"))
+    assert "LeAP on 26 fields, 1,664 dimensions" in output
+    assert "main_sparse_256" in output
+    assert "Test AUC with the gates as learnt" in output
+    assert (tmp_path / "gates.png").read_bytes()[:4] == b"\x89PNG"
+
+
+def test_overhead_prints_ratios():
+    output = run("benchmarks/overhead.py", "--repeats", "1")
+    assert len(output.splitlines()) == 5
