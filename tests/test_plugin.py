@@ -5,6 +5,8 @@ import shutil
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import nn
 from torch.nn import functional
 
@@ -104,6 +106,30 @@ def test_any_named_submodule_at_either_side(at, side):
     assert not torch.equal(model(x), x)
     plugin.detach()
     assert torch.equal(model(x), x)
+
+
+@given(
+    widths=st.lists(st.integers(1, 20), min_size=1, max_size=5),
+    rows=st.integers(2, 20),
+    kind=st.sampled_from(["columns", "fields by width", "dict", "dict without fields"]),
+    side=st.sampled_from(["input", "output"]),
+    dtype=st.sampled_from([torch.float32, torch.float64, torch.bfloat16]),
+    seed=st.integers(0, 99),
+)
+def test_whatever_arrives_is_mixed_as_the_gates_alone_would(widths, rows, kind, side, dtype, seed):
+    if kind == "fields by width":
+        widths = [widths[0]] * len(widths)
+    fields = {f"f{i}": width for i, width in enumerate(widths)}
+    x = torch.randn(rows, sum(widths), generator=torch.Generator().manual_seed(seed)).to(dtype)
+    expected = LeAP(fields, init=0.1, seed=seed)(x)
+    model = Record()
+    tl.attach(model, None if kind == "dict without fields" else fields, at="first", side=side, init=0.1, seed=seed)
+    if kind.startswith("dict"):
+        output = torch.cat(list(model(dict(zip(fields, x.split(widths, dim=1), strict=True))).values()), dim=1)
+    else:
+        output = model(x.unflatten(1, (len(widths), -1)) if kind == "fields by width" else x).flatten(1)
+    assert output.dtype == dtype
+    assert torch.equal(output, expected)
 
 
 def test_keyword_arguments_are_gated_too():
@@ -599,6 +625,13 @@ def test_print_shows_in_one_line_that_it_took_hold_and_after_training_a_table():
     assert rows[0].split()[0] == "age"
     assert rows[0].split()[2] == "1"
     assert len(rows) == 3
+
+
+def test_print_tells_how_far_the_warm_up_is():
+    model = mlp()
+    plugin = tl.attach(model, FIELDS, at="0", warmup=5)
+    model(torch.randn(8, 8))
+    assert str(plugin).endswith("warming up, batch 1 of 5")
 
 
 def test_a_protected_field_says_so():

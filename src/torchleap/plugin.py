@@ -193,7 +193,9 @@ class Plugin:
         place = ", ".join(repr(site.at or "the model") for site in self.sites) + f" ({self.sites[0].side})"
         if self.gates.fields is None:
             return f"LeAP at {place}: fields come from the first batch"
-        if not self.gates.moved:
+        if self.gates.warming_up:
+            state = f"warming up, batch {int(self.gates.steps.max())} of {self.gates.warmup}"
+        elif not self.gates.moved:
             state = "gates not moved yet"
         else:
             scores = list(self.scores().values())
