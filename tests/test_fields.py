@@ -1,5 +1,6 @@
 import pickle
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -63,6 +64,14 @@ def test_empty_fields_are_refused(empty):
 def test_other_things_than_fields_are_refused():
     with pytest.raises(FieldError, match="Expected tl.Field objects"):
         Fields([("a", 3)])
+    with pytest.raises(FieldError, match="a dict name -> width or a list"):
+        Fields(5)
+
+
+def test_numpy_integers_are_widths():
+    fields = Fields({"a": np.int64(3)})
+    assert type(fields["a"].width) is int
+    assert fields.dims == 3
 
 
 def test_an_unknown_name_gets_the_nearest_ones():

@@ -3,6 +3,7 @@ import io
 import math
 import pickle
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -149,6 +150,31 @@ def test_a_constant_field_closes_whatever_the_scale_of_the_others(scale):
     assert gates.scores()["constant"] < 0.1
 
 
+def test_constants_up_to_rounding_close_and_do_not_cheapen_the_others():
+    x = torch.cat([3 + 1e-7 * torch.randn(256, 8), torch.randn(256, 64)], 1)
+    gates = LeAP({**{f"nearly{i}": 1 for i in range(8)}, "wide": 64}, alpha=1.0, seed=0)
+    gates(x)
+    prices = gates.weights().tolist()
+    assert prices[-1] == pytest.approx(float(gates.divergences()[-1]))
+    assert prices[:8] == pytest.approx([prices[-1]] * 8)
+
+
+@pytest.mark.parametrize("form", ["mean", "rms"])
+def test_wide_fields_pay_in_full_where_most_fields_are_sparse_and_narrow(form):
+    rows = 4000
+    sparse = torch.randn(rows, 60) * (torch.rand(rows, 60) < 0.01)
+    x = torch.cat([sparse, torch.randn(rows, 1 + 64 + 1024)], 1)
+    gates = LeAP({**{f"s{i}": 1 for i in range(60)}, "one": 1, "wide": 64, "wider": 1024}, alpha=1.0, divergence=form, seed=0)
+    gates(x)
+    torch.testing.assert_close(gates.weights(), gates.divergences())
+
+
+def test_base_needs_no_statistics_for_its_price():
+    assert LeAP({"a": 1, "b": 1}, alpha=1.0, adaptive=False, init=0.0).penalty().item() == pytest.approx(1.0)
+    assert LeAP({"a": 1, "b": 1}, alpha=1.0, adaptive=False, init=0.0, warmup=1).penalty().item() == 0.0
+    assert LeAP({"a": 1, "b": 1}, alpha=1.0, init=0.0).penalty().item() == 0.0
+
+
 def test_all_fields_constant_still_close():
     gates = LeAP({"a": 1, "b": 2})
     gates(torch.ones(8, 3))
@@ -185,7 +211,7 @@ def test_a_group_shares_gate_permutation_and_price():
 
 def test_one_protected_field_protects_its_group():
     gates = LeAP([Field("a", 1, group="g", protected=True), Field("b", 1, group="g"), Field("c", 1)])
-    assert gates.free.tolist() == [False, True]
+    assert gates.free.tolist() == [0.0, 1.0]
 
 
 # train and eval
@@ -236,6 +262,25 @@ def test_masked_fields_are_their_mean_and_kept_ones_as_in_eval():
     with pytest.raises(FieldError, match="no field 'z'"), gates.masked(["z"]):
         pass
     assert torch.equal(gates.eval()(x), plain)
+    x[0, 2] = float("nan")
+    with gates.masked(["a", "b"]), gates.masked(["a"]):
+        assert gates(x).isfinite().all()  # a dropped field is not read at all
+
+
+def test_masks_nest():
+    gates = LeAP({"a": 1, "b": 2}, init=0.1, seed=0)
+    x = torch.randn(50, 3)
+    gates(x)
+    with gates.eval().masked(["a"]):
+        outer = gates(x)
+        with gates.masked(["b"]):
+            assert not torch.equal(gates(x), outer)
+        assert torch.equal(gates(x), outer)
+
+
+def test_masking_needs_means():
+    with pytest.raises(FieldError, match="no training batch has passed"), LeAP({"a": 1}).masked([]):
+        pass
 
 
 def test_fields_by_width_are_flattened():
@@ -260,6 +305,8 @@ def test_warm_up_holds_the_gates_at_1_and_measures():
         assert gates.moved == (step >= 3)
         assert (gates.divergences() > 0).all()
         assert gates.warming_up == (step < 3)
+        assert torch.equal(gates.eval()(x), x) == (step < 3)
+        gates.train()
     assert float(optimizer.state[gates.theta]["step"]) == 2  # Adam has not counted the warm-up
 
 
@@ -466,10 +513,39 @@ def test_scores_name_what_a_compiled_step_let_through():
 
 
 def test_all_bad_settings_are_told_at_once():
-    with pytest.raises(TorchleapError) as error:
-        LeAP({"a": 1}, alpha=-1, temperature=0, momentum=1, divergence="l1", clip=(2, 1), init=math.nan, warmup=-1, floor=1)
-    for name in ("alpha", "temperature", "momentum", "divergence", "clip", "init", "warmup", "floor"):
-        assert f"{name} must" in str(error.value)
+    bad = {
+        "alpha": -1,
+        "temperature": 0,
+        "momentum": 1,
+        "divergence": "l1",
+        "clip": (2, 1),
+        "init": math.nan,
+        "warmup": -1,
+        "floor": 1,
+    }
+    for values in (bad, {"alpha": "1e-3", "clip": (1,), "warmup": 2.5, "seed": 1.5, "adaptive": 1, "normalize": None}):
+        with pytest.raises(TorchleapError) as error:
+            LeAP({"a": 1}, **values)
+        for name in values:
+            assert f"{name} must" in str(error.value)
+
+
+def test_numpy_numbers_are_settings():
+    assert LeAP({"a": 1}, seed=np.int64(3), alpha=np.float32(0.5), warmup=np.int32(2)).settings["seed"] == 3
+
+
+def test_other_things_than_tensors_are_refused():
+    with pytest.raises(FieldError, match="receives list"):
+        LeAP({"a": 1})([[1.0], [2.0]])
+
+
+def test_averaged_models_average_gates_too():
+    model = nn.Sequential(LeAP([Field("a", 1), Field("b", 1, protected=True)]))
+    average = torch.optim.swa_utils.AveragedModel(model, use_buffers=True)
+    for _ in range(3):
+        model(torch.randn(8, 2))
+        average.update_parameters(model)
+    assert average.module[0].free.tolist() == [1.0, 0.0]
 
 
 def test_a_misspelt_setting_is_an_error():

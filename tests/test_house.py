@@ -14,7 +14,7 @@ ROOMS = (
     "metrics",
     "mix",
     "sparsity",
-    "decay",
+    "guard",
     "gates",
     "optimizer",
     "selection",

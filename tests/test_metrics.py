@@ -86,6 +86,8 @@ def test_s_auc_reproduces_the_paper_s_table():
         (lambda: auc([0, 2], [0.1, 0.2]), "labels 0 and 1"),
         (lambda: auc([0, 1], [0.1, float("nan")]), "NaN or infinite"),
         (lambda: gauc([0, 1], [0.1, 0.2], ["u"]), "2 rows and 1 groups"),
+        (lambda: gauc([0, 1], [0.1, 0.2], np.array(["u", None], dtype=object)), "can be sorted"),
+        (lambda: s_auc({"a": {"x": 0.0}}), "above 0"),
         (lambda: log_loss([0, 1], [-0.1, 2.0]), "Apply a sigmoid"),
         (lambda: s_auc({}), "empty"),
         (lambda: s_auc({"a": {"x": 1.0}, "b": {"y": 1.0}}), "every method on"),

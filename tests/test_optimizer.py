@@ -1,5 +1,6 @@
 import copy
 import math
+import pickle
 
 import pytest
 import torch
@@ -100,6 +101,25 @@ def test_state_dict_groups_schedulers_and_closures_work_as_with_any_optimizer():
     before = gates.theta.detach().clone()
     optimizer.step()  # no gradient, no pressure
     assert torch.equal(gates.theta, before)
+
+
+def test_copies_and_pickles_step_alike():
+    gates = LeAP([Field("a", 1, protected=True), Field("b", 1)])
+    optimizer = GateOptimizer(gates, lr=0.1)
+    gates.theta.grad = torch.ones(2)
+    optimizer.step()
+    for twin in (copy.deepcopy(optimizer), pickle.loads(pickle.dumps(optimizer))):
+        (theta,) = twin.param_groups[0]["params"]
+        assert theta is not gates.theta
+        theta.grad = torch.ones(2)
+        twin.step()
+        assert theta[0] == 1.0
+        assert theta[1] < gates.theta[1]
+
+
+def test_other_parameters_are_refused():
+    with pytest.raises(TorchleapError, match="moves the gates alone"):
+        GateOptimizer(LeAP({"a": 1})).add_param_group({"params": [torch.nn.Parameter(torch.ones(1))]})
 
 
 def test_theta_stays_within_the_bound():

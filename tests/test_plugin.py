@@ -2,6 +2,7 @@ import copy
 import io
 import pickle
 import shutil
+from types import MappingProxyType
 
 import pytest
 import torch
@@ -293,6 +294,113 @@ def test_the_example_leaves_the_model_as_it_was():
     assert torch.equal(torch.get_rng_state(), state)
 
 
+def test_one_memory_in_two_shapes_is_gated_once():
+    class FactorizationAndDeep(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.fm, self.deep = nn.Identity(), nn.Identity()
+
+        def forward(self, x):
+            return self.fm(x), self.deep(x.flatten(1))
+
+    model = FactorizationAndDeep()
+    plugin = tl.attach(model, {"a": 4, "b": 4}, at=["fm", "deep"], init=-20.0)
+    fm, deep = model(torch.randn(8, 2, 4))
+    assert torch.equal(fm.flatten(1), deep)
+    assert plugin.gates.steps.tolist() == [1, 1]
+
+
+def test_dropout_between_two_branches_is_not_taken_for_the_same_tensor():
+    class Dropped(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.wide, self.deep, self.dropout = nn.Identity(), nn.Identity(), nn.Dropout(0.5)
+
+        def forward(self, x):
+            return self.wide(x) + self.deep(self.dropout(x))
+
+    for at in (["wide", "deep"], ["deep", "wide"]):
+        model = Dropped()
+        tl.attach(model, FIELDS, at=at, example=torch.randn(8, 8))
+        with pytest.raises(AttachError, match="Dropout or a copy between them"):
+            model(torch.randn(8, 8))
+
+
+@pytest.mark.parametrize("at", [["wide", "deep"], ["deep", "wide"]])
+@pytest.mark.parametrize("with_example", [False, True])
+def test_branches_may_be_listed_in_any_order(at, with_example):
+    model = WideAndDeep()
+    plugin = tl.attach(model, FIELDS, at=at, example=torch.zeros(4, 3, dtype=torch.int64) if with_example else None)
+    for _ in range(2):
+        model(torch.randint(0, 10, (16, 3)))
+    assert plugin.gates.steps.tolist() == [2, 2, 2]
+
+
+def test_several_dict_sites_must_each_have_neighbouring_fields():
+    class Towers(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.user, self.item = nn.Identity(), nn.Identity()
+
+        def forward(self, batch):
+            return self.user({"a": batch["a"], "c": batch["c"]}), self.item({"b": batch["b"]})
+
+    batch = {name: torch.randn(8, 2) for name in "abc"}
+    model = Towers()
+    tl.attach(model, {"a": 2, "b": 2, "c": 2}, at=["user", "item"])
+    with pytest.raises(FieldError, match="not neighbours"):
+        model(batch)
+    with pytest.raises(FieldError, match="not neighbours"):
+        tl.attach(Towers(), {"a": 2, "b": 2, "c": 2}, at=["user", "item"], example=batch)
+
+
+def test_a_site_that_is_never_reached_does_not_hold_up_the_others():
+    class Sometimes(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.user, self.item = nn.Linear(5, 1), nn.Linear(3, 1)
+
+        def forward(self, x):
+            return self.user(x[:, :5])
+
+    model = Sometimes()
+    plugin = tl.attach(model, FIELDS, at=["user", "item"], warmup=2)
+    optimizer = plugin.optimizer(lr=0.1)
+    for _ in range(4):
+        model(torch.randn(8, 8)).square().mean().backward()
+        optimizer.step()
+    assert plugin.gates.moved
+
+
+def test_the_first_batch_may_come_in_inference_mode():
+    model = ByName()
+    plugin = tl.attach(model, at="tower")
+    with torch.inference_mode():
+        model.eval()(batch_by_name())
+    loss = plugin.penalty() + model.train()(batch_by_name()).square().mean()
+    loss.backward()
+    assert plugin.gates.theta.grad is not None
+
+
+def test_the_penalty_may_be_asked_for_before_the_first_batch():
+    model = ByName()
+    plugin = tl.attach(model, at="tower")
+    (plugin.penalty() + model(batch_by_name()).square().mean()).backward()
+    assert plugin.gates.theta.grad.shape == (3,)
+
+
+def test_keyword_calls_gate_the_first_parameter():
+    class Masked(nn.Module):
+        def forward(self, x, mask):
+            return x * mask
+
+    model = Masked()
+    plugin = tl.attach(nn.ModuleDict({"m": model}), FIELDS, at="m", momentum=0.0)
+    x = torch.randn(8, 8)
+    model(mask=torch.zeros(8, 8), x=x)
+    torch.testing.assert_close(plugin.gates.means(), x.mean(0))
+
+
 # Containers
 
 
@@ -323,6 +431,30 @@ def test_a_list_that_is_never_called_cannot_be_a_site(container):
         tl.attach(model, FIELDS, at="towers")
 
 
+@pytest.mark.parametrize("kind", [nn.ModuleList, nn.ModuleDict, nn.Sequential])
+def test_a_container_with_a_forward_of_its_own_is_a_model_like_any_other(kind):
+    class Container(kind):
+        def forward(self, x):
+            for layer in self.children():
+                x = layer(x)
+            return x
+
+    layers = [nn.Identity(), nn.Identity()]
+    model = (
+        Container({"a": layers[0], "b": layers[1]})
+        if kind is nn.ModuleDict
+        else Container(layers)
+        if kind is nn.ModuleList
+        else Container(*layers)
+    )
+    plugin = tl.attach(model, FIELDS, init=-20.0, seed=0)
+    x = torch.randn(16, 8)
+    assert torch.equal(model(x), LeAP(FIELDS, init=-20.0, seed=0)(x))
+    assert len(model) == 2
+    plugin.detach()
+    assert torch.equal(model(x), x)
+
+
 def test_an_empty_sequential_cannot_hold_the_gates():
     with pytest.raises(AttachError, match=r"nn.Identity\(\)"):
         tl.attach(nn.Sequential(), FIELDS)
@@ -347,6 +479,53 @@ def test_detach_restores_the_exact_model(at):
             assert not getattr(module, kind), kind
     plugin.detach()  # a second time changes nothing
     tl.attach(model, FIELDS, at="0").detach()
+
+
+def test_two_sites_may_share_the_layer_that_holds_the_gates():
+    shared = nn.Identity()
+
+    class Branches(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.wide = nn.Sequential(shared, nn.Linear(8, 1))
+            self.deep = nn.Sequential(shared, nn.Linear(8, 1))
+
+        def forward(self, x):
+            return self.wide(x) + self.deep(x)
+
+    model = Branches()
+    keys = list(model.state_dict())
+    plugin = tl.attach(model, FIELDS, at=["wide", "deep"])
+    model(torch.randn(8, 8))
+    plugin.detach()
+    assert list(model.state_dict()) == keys
+    model(torch.randn(8, 8))
+
+
+def test_an_old_handle_leaves_a_newer_plugin_alone():
+    model = mlp()
+    old = tl.attach(model, FIELDS, at="0")
+    old.detach()
+    new = tl.attach(model, FIELDS, at="0")
+    old.detach()
+    assert tl.attached(model).gates is new.gates
+
+
+def test_a_part_of_a_larger_model_can_be_detached_from_there():
+    inner = WideAndDeep()
+    tl.attach(inner, FIELDS, at=["wide", "deep"])
+    whole = copy.deepcopy(nn.Sequential(inner))
+    tl.attached(whole).detach()
+    whole(torch.randint(0, 10, (8, 3)))
+    assert not any(module._forward_hooks for module in whole.modules())
+
+
+def test_a_replaced_layer_says_so():
+    model = mlp()
+    tl.attach(model, FIELDS)
+    model[0] = nn.Linear(8, 16)
+    with pytest.raises(AttachError, match="as if a layer was replaced"):
+        model(torch.randn(8, 8))
 
 
 def test_detach_leaves_other_hooks_alone():
@@ -483,6 +662,22 @@ def test_a_compiled_model_trains_as_the_eager_one(backend, build, at):
     torch.testing.assert_close(compiled.eval()(x), eager.eval()(x), rtol=1e-4, atol=1e-5)
 
 
+def test_a_compiled_warm_up_is_the_eager_one():
+    eager = nn.Sequential(nn.Linear(8, 1))
+    twin = copy.deepcopy(eager)
+    plugins = [tl.attach(model, FIELDS, at="0", alpha=0.05, warmup=20, seed=0) for model in (eager, twin)]
+    compiled = torch.compile(twin, backend="aot_eager", fullgraph=True)
+    optimizers = [torch.optim.Adam(plugin.parameter_groups(gate_lr=0.1), lr=1e-2) for plugin in plugins]
+    for _ in range(24):
+        x = torch.randn(16, 8)
+        for run, plugin, optimizer in zip((eager, compiled), plugins, optimizers, strict=True):
+            optimizer.zero_grad()
+            (run(x).square().mean() + plugin.penalty()).backward()
+            optimizer.step()
+    assert plugins[0].gates.moved
+    torch.testing.assert_close(plugins[0].gates.theta, plugins[1].gates.theta)
+
+
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
 def test_the_gates_follow_the_model_s_precision_but_not_below_float32(dtype):
     model = mlp().to(dtype)
@@ -578,6 +773,13 @@ def test_a_held_out_step_ignores_the_gates_gradient_from_training_rows():
     assert plugin.gates.theta.grad is None
 
 
+def test_a_step_after_the_held_out_context_is_warned_of():
+    model = mlp()
+    plugin = tl.attach(model, FIELDS, at="0")
+    with pytest.warns(UserWarning, match=r"call step\(\) within"), plugin.held_out():
+        model(torch.randn(64, 8)).square().mean().backward()
+
+
 def test_the_gate_optimizer_replaces_the_penalty():
     model = mlp()
     plugin = tl.attach(model, FIELDS, at="0", seed=0)
@@ -606,7 +808,7 @@ def test_masking_computes_the_model_on_means_of_the_dropped_fields():
         with plugin.masked(selection):
             torch.testing.assert_close(model(x), expected)
         assert not torch.allclose(model(x), expected, atol=1e-6)
-    other = tl.Selection(tl.Fields({"x": 1}), (1.0,), (True,))
+    other = tl.Selection(tl.Fields({"user_id": 4, "age": 2, "clicks": 2}), (1.0,) * 3, (True,) * 3)
     with pytest.raises(SelectionError, match="The selection is for"), plugin.masked(other):
         pass
 
@@ -672,6 +874,22 @@ def test_select_before_any_gate_has_moved_says_why():
             plugin.select()
 
 
+def test_gates_of_a_float64_model_have_not_moved_either():
+    model = mlp().double()
+    plugin = tl.attach(model, FIELDS, at="0", init=0.3)
+    model(torch.randn(8, 8, dtype=torch.float64))
+    with pytest.raises(SelectionError, match="none has moved"):
+        plugin.select()
+
+
+def test_a_saved_selection_equals_the_one_that_was_saved(tmp_path):
+    model = mlp()
+    plugin = tl.attach(model, FIELDS, at="0", alpha=0.05)
+    train(model, plugin, steps=5)
+    plugin.select(share=0.5).save(tmp_path / "selection.json")
+    assert tl.Selection.load(tmp_path / "selection.json", plugin.fields) == plugin.select(share=0.5)
+
+
 def test_select_before_a_lazy_site_has_seen_a_batch_says_why():
     with pytest.raises((SelectionError, FieldError), match="batch"):
         tl.attach(ByName(), at="tower").select()
@@ -686,6 +904,8 @@ def test_a_wrong_path_gets_the_nearest_names():
     ("arguments", "message"),
     [
         ({"at": []}, "at= must name one or more"),
+        ({"at": None}, "at= must be the name of a submodule"),
+        ({"at": 0}, "at= must be the name of a submodule"),
         ({"at": ["0", "0"]}, "each once"),
         ({"at": "0", "side": "left"}, "side must be 'input' or 'output', but is 'left'"),
         ({"at": "0", "gates": LeAP(FIELDS)}, "Expected gates= or fields and settings, but found both"),
@@ -746,12 +966,15 @@ class Unused(nn.Module):
             "'age' should be a floating-point tensor, but is torch.int64",
         ),
         ({**batch_by_name(4), "user_id": torch.randn(4, 5)}, "'user_id' should be 4 wide, but is 5"),
+        ({**batch_by_name(4), "user_id": torch.randn(5, 4)}, "same number of rows"),
+        ({**batch_by_name(4), "age": torch.tensor(1.0)}, "'age' should have rows"),
+        (MappingProxyType(batch_by_name(4)), "can be copied and changed"),
     ],
 )
 def test_a_dict_that_does_not_fit_the_fields_is_refused(batch, message):
     model = Record()
     tl.attach(model, FIELDS, at="first")
-    with pytest.raises(FieldError, match=message):
+    with pytest.raises((FieldError, AttachError), match=message):
         model(batch)
 
 

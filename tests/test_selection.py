@@ -1,6 +1,7 @@
 import json
 import pickle
 from dataclasses import FrozenInstanceError
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -53,6 +54,16 @@ def test_dims_take_the_best_that_fit(dims, kept):
 def test_cost_is_a_budget_of_its_own():
     fields = Fields([Field("a", 100, cost=1), Field("b", 1, cost=50), Field("c", 1, cost=2)])
     assert select(fields, {"a": 0.1, "b": 0.9, "c": 0.5}, cost=3).kept == ("a", "c")
+
+
+def test_costs_that_add_up_to_the_budget_fit():
+    fields = Fields([Field(name, 1, cost=0.1) for name in "abc"])
+    assert select(fields, dict.fromkeys("abc", 0.5), cost=0.3).kept == ("a", "b", "c")
+
+
+def test_a_group_is_kept_whole_even_if_its_scores_differ():
+    fields = Fields([Field("a", 1, group="g"), Field("b", 1, group="g"), Field("c", 1)])
+    assert select(fields, {"a": 0.9, "b": 0.1, "c": 0.2}).kept == ("a", "b")
 
 
 def test_ties_go_to_the_cheaper_then_to_the_first_name():
@@ -143,12 +154,13 @@ def test_save_and_load_round_trip(tmp_path):
     assert [p.name for p in tmp_path.iterdir()] == ["selection.json"]
 
 
-def test_a_failed_save_leaves_the_old_file(tmp_path):
+def test_a_failed_save_leaves_the_old_file(tmp_path, monkeypatch):
     path = tmp_path / "selection.json"
     select(FIELDS, SCORES).save(path)
     before = path.read_text()
-    with pytest.raises(TypeError):
-        select(FIELDS, SCORES, settings={"bad": object()}).save(path)
+    monkeypatch.setattr(Path, "replace", lambda self, target: (_ for _ in ()).throw(OSError("disk full")))
+    with pytest.raises(OSError, match="disk full"):
+        select(FIELDS, SCORES, share=0.5).save(path)
     assert path.read_text() == before
     assert len(list(tmp_path.iterdir())) == 1
 
@@ -163,6 +175,12 @@ def broken(change):
     ("content", "message"),
     [
         (broken(lambda c: c.update(format=2)), "format 1, but found 2"),
+        (broken(lambda c: c.update(format=True)), "format 1, but found True"),
+        (broken(lambda c: c.update(method=3)), "values of other types"),
+        (broken(lambda c: c["fields"][0].update(score=float("nan"))), "finite number as score"),
+        (broken(lambda c: c["fields"][0].update(protected="no")), "protected of 'user_id' must be True or False"),
+        (broken(lambda c: c["fields"][0].update(name=["a"])), "non-empty string"),
+        (broken(lambda c: c["fields"][0].update(group=["a"])), "group of 'user_id'"),
         (broken(lambda c: c.pop("format")), "found 'none'"),
         ([1, 2], "found 'list'"),
         (broken(lambda c: c.update(colour="red")), "expected the keys"),
@@ -213,7 +231,13 @@ def test_a_file_for_other_fields_is_refused(tmp_path, other):
         (lambda: select(FIELDS, SCORES, share=0.2), "share=0.2 leaves no field at all. Give at least 0.25"),
         (lambda: select(FIELDS, SCORES, share=0.0), "above 0"),
         (lambda: select(FIELDS, SCORES, share=1.5), "not above 1"),
-        (lambda: select(FIELDS, SCORES, dims=0), "Give at least 1"),
+        (lambda: select(FIELDS, SCORES, dims=0), "dims must be above 0, but is 0"),
+        (lambda: select(Fields({"a": 4, "b": 2}), {"a": 1, "b": 0}, dims=1), "leaves no field at all. Give at least 2"),
+        (lambda: select(FIELDS, SCORES, dims="5"), "dims must be a number, but is '5'"),
+        (lambda: select(FIELDS, SCORES, threshold=float("nan")), "threshold must be a number"),
+        (lambda: select(FIELDS, SCORES, cost=-1), "cost must be above 0"),
+        (lambda: select(FIELDS, SCORES, settings={"bad": object()}), "plain numbers, strings"),
+        (lambda: select(FIELDS, SCORES, settings={"bad": float("nan")}), "plain numbers, strings"),
         (
             lambda: select(Fields([Field("a", 9, protected=True), Field("b", 1)]), {"a": 1, "b": 0}, dims=4),
             "protected fields alone take 9",

@@ -1,7 +1,8 @@
-"""The few error classes, and the sentence that suggests a name."""
+"""The few error classes, and what the checks that raise them share."""
 
 from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
+from numbers import Integral, Real
 
 
 class TorchleapError(ValueError):
@@ -43,3 +44,13 @@ def refuse_settings(expected: Mapping[str, bool]) -> None:
     problems = [sentence for sentence, holds in expected.items() if not holds]
     if problems:
         raise TorchleapError("These settings cannot be used: " + "; ".join(problems) + ".")
+
+
+def is_number(value: object) -> bool:
+    """Whether it is a real number, numpy's included; True and False are not."""
+    return isinstance(value, Real) and not isinstance(value, bool)
+
+
+def is_whole(value: object) -> bool:
+    """Whether it is a whole number, numpy's included; True and False are not."""
+    return isinstance(value, Integral) and not isinstance(value, bool)

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from itertools import accumulate
 from typing import Any
 
-from .errors import FieldError, nearest
+from .errors import FieldError, is_number, is_whole, nearest
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,18 +33,24 @@ class Field:
     group: str | None = None
 
     def __post_init__(self) -> None:
-        if self.cost is None and _is_count(self.width):
-            object.__setattr__(self, "cost", float(self.width))
+        if is_whole(self.width):
+            object.__setattr__(self, "width", int(self.width))  # numpy's integers are no JSON
+            if self.cost is None:
+                object.__setattr__(self, "cost", float(self.width))
 
     def problems(self) -> list[str]:
         """What is wrong with this field; empty if nothing is."""
         found = []
         if not isinstance(self.name, str) or not self.name:
             found.append(f"a field's name must be a non-empty string, but one is {self.name!r}")
-        if not _is_count(self.width):
+        if not is_whole(self.width) or self.width < 1:
             found.append(f"the width of {self.name!r} must be a whole number of at least 1, but is {self.width!r}")
-        if self.cost is not None and not (_is_number(self.cost) and 0 <= self.cost < math.inf):
+        if self.cost is not None and not (is_number(self.cost) and 0 <= self.cost < math.inf):
             found.append(f"the cost of {self.name!r} must be a finite number of at least 0, but is {self.cost!r}")
+        if not isinstance(self.protected, bool):
+            found.append(f"protected of {self.name!r} must be True or False, but is {self.protected!r}")
+        if self.group is not None and not isinstance(self.group, str):
+            found.append(f"the group of {self.name!r} must be a string or None, but is {self.group!r}")
         return found
 
 
@@ -61,6 +67,8 @@ class Fields:
     def __init__(self, fields: "Fields | Mapping[str, int] | Iterable[Field]") -> None:
         if isinstance(fields, Mapping):
             fields = [Field(name, width) for name, width in fields.items()]
+        if not isinstance(fields, Iterable):
+            raise FieldError(f"Expected a dict name -> width or a list of tl.Field, but found {fields!r}.")
         self._fields: tuple[Field, ...] = tuple(fields)
         _check(self._fields)
         self.names: tuple[str, ...] = tuple(field.name for field in self._fields)
@@ -147,7 +155,7 @@ def _check(fields: tuple[Field, ...]) -> None:
     if strangers:
         raise FieldError(f"Expected tl.Field objects or a dict name -> width, but found {strangers[0]!r}.")
     problems = [problem for field in fields for problem in field.problems()]
-    names = [field.name for field in fields]
+    names = [field.name for field in fields if isinstance(field.name, str)]
     problems += [f"the name {name!r} is used {names.count(name)} times" for name in dict.fromkeys(names) if names.count(name) > 1]
     if problems:
         raise FieldError("These fields cannot be used: " + "; ".join(problems) + ".")
@@ -157,11 +165,3 @@ def _number_gates(fields: tuple[Field, ...]) -> tuple[int, ...]:
     numbers: dict[tuple[str, str], int] = {}
     keys = [("field", field.name) if field.group is None else ("group", field.group) for field in fields]
     return tuple(numbers.setdefault(key, len(numbers)) for key in keys)
-
-
-def _is_count(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)

@@ -13,29 +13,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .decay import keep_decay_off
 from .errors import FieldError
 from .fields import Field, Fields
+from .guard import guard
 from .mix import Mixed, mix, permutations
 from .settings import Divergence, Settings, check
-from .sparsity import most_common, sample_rows
-
-
-class _HeldOpen(torch.autograd.Function):
-    """Gates at 1: a part of the graph that sends theta no gradient, not even zeros."""
-
-    @staticmethod
-    def forward(ctx: Any, theta: Tensor) -> Tensor:
-        return torch.ones_like(theta)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> None:
-        return None
-
-
-def _held_open(theta: Tensor) -> Tensor:
-    held: Tensor = _HeldOpen.apply(theta)  # type: ignore[no-untyped-call]
-    return held
+from .sparsity import SAMPLE_ROWS, most_common
 
 
 class LeAP(nn.Module):
@@ -51,10 +34,10 @@ class LeAP(nn.Module):
         adaptive: Scale each gate's penalty by its divergence; False is LeAP-Base, the same penalty for every gate.
         divergence: "mean" is the paper's; "rms" also closes sparse noise.
         normalize: Measure the divergence in units of the field's own values, so that rescaling a field changes nothing.
-        clip: Bounds of the divergence, as multiples of the median field's: below the first a field counts as constant and is
-            priced as the median; above the second the price no longer grows.
+        clip: A field whose divergence is below the first number times the median field's, or times the norm of its own mean,
+            counts as constant and is priced as the median; above the second times the median the price no longer grows.
         init: Where theta starts; 1 with temperature 0.2 is a gate of 0.993.
-        warmup: Batches during which the gates stay at 1 while the divergence is already measured.
+        warmup: Batches, held-out ones included, during which the gates stay at 1 while the divergence is already measured.
         floor: Smallest share of the clean path in training, so that a closed field is still seen and can come back.
         seed: Of the permutations; None follows `torch.manual_seed` without drawing from it.
 
@@ -75,7 +58,7 @@ class LeAP(nn.Module):
     seed: Tensor  # ()
     column_gate: Tensor  # (D,) the gate of each column
     field_gate: Tensor  # (F,) the gate of each field
-    free: Tensor  # (G,) False where a field of the gate is protected
+    free: Tensor  # (G,) 1, or 0 where a field of the gate is protected; a float, which averages of models can take
 
     def __init__(
         self,
@@ -87,7 +70,7 @@ class LeAP(nn.Module):
         adaptive: bool = True,
         divergence: Divergence = "rms",
         normalize: bool = False,
-        clip: tuple[float, float] = (1e-6, 1e2),
+        clip: tuple[float, float] = (1e-6, 1e4),
         init: float = 1.0,  # theta at step 0
         warmup: int = 0,
         floor: float = 0.0,
@@ -104,16 +87,16 @@ class LeAP(nn.Module):
         self.init = init
         self.warmup = warmup
         self.floor = floor
-        start = torch.initial_seed() if seed is None else seed
+        check({**self.settings, "seed": seed})
+        start = torch.initial_seed() if seed is None else int(seed)
         self.register_buffer("seed", torch.tensor((start + (1 << 63)) % (1 << 64) - (1 << 63)))  # wrapped to int64
-        check(self.settings)
         self._warm_up_ahead = warmup > 0
         self.place = "The gates"  # how error messages call this module; attach() writes its site here
         self.fields: Fields | None = None
         self.passed: dict[str, tuple[Any, Any]] = {}  # with several sites: what each received and returned in this pass
         self._mask: Tensor | None = None  # (D,) bool, set by masked()
         self.theta = nn.Parameter(torch.empty(0, dtype=torch.promote_types(torch.get_default_dtype(), torch.float32)))
-        keep_decay_off(self.theta)
+        guard(self)
         for name in ("steps", "distance", "square", "common", "spread", "mean"):
             self.register_buffer(name, None)
         for name in ("column_gate", "field_gate", "free"):
@@ -126,6 +109,10 @@ class LeAP(nn.Module):
 
         The parameter object stays the same, so an optimizer that was built before the first batch holds the right one.
         """
+        if torch.is_inference_mode_enabled():  # a first batch may come from a validation pass, but the gates are to be trained
+            with torch.inference_mode(False):
+                self.lay_out(fields)
+            return
         like = self.theta.detach()
         gate = torch.tensor(fields.gates, device=like.device)
         count = max(fields.gates) + 1
@@ -133,7 +120,7 @@ class LeAP(nn.Module):
         self.field_gate = gate
         self.column_gate = gate.repeat_interleave(torch.tensor(fields.widths, device=like.device))
         protected = torch.tensor([field.protected for field in fields], device=like.device)
-        self.free = torch.ones(count, dtype=torch.bool, device=like.device).index_fill_(0, gate[protected], False)
+        self.free = like.new_ones(count).index_fill_(0, gate[protected], 0.0)
         self.theta.data = like.new_full((count,), self.init)
         self.steps = torch.zeros(count, dtype=torch.int64, device=like.device)
         for name in ("distance", "square", "common", "spread"):
@@ -145,7 +132,7 @@ class LeAP(nn.Module):
     def gate(self) -> Tensor:
         """The gates g = sigmoid(theta / tau), (G,); 1 where a field is protected."""
         opened = torch.sigmoid(self.theta / self.temperature)
-        return torch.where(self.free, opened, torch.ones_like(opened))
+        return torch.where(self.free > 0, opened, torch.ones_like(opened))
 
     def forward(self, x: Tensor, columns: slice | None = None) -> Tensor:
         """Mix the whole input, or the block of it that fills `columns`."""
@@ -164,40 +151,27 @@ class LeAP(nn.Module):
         mixed = mix(x, self._clean_share()[gates], permutation, column_gate)
         if x.device.type == "cpu" and not torch.compiler.is_compiling():
             self._refuse_nonfinite(mixed.distance, gates)  # elsewhere the question would stall the step: scores() asks later
-        self._measure(x.detach(), mixed, columns, gates, column_gate)
+        sample = x.detach()[permutation[0, :SAMPLE_ROWS]]
+        self._measure(x.detach(), sample, mixed, columns, gates, column_gate)
         return mixed.output
 
     def _mix_with_mean(self, x: Tensor, columns: slice) -> Tensor:
         # NOTE[PAPER] The paper does not say what evaluation does; its code shuffles there too, which makes the metric noisy.
-        known = torch.where(self.steps > 0, self.gate(), torch.ones_like(self.theta))  # nothing to mix with before step 1
-        share = known[self.column_gate[columns]]
-        if self._mask is not None:
-            share = torch.where(self._mask[columns], share, torch.zeros_like(share))
-        return (share * x + (1 - share) * self.means()[columns]).to(x.dtype)
+        gate = torch.where(self.steps > self.warmup, self.gate(), torch.ones_like(self.theta))
+        share, mean = gate[self.column_gate[columns]], self.means()[columns]
+        output = (share * x + (1 - share) * mean).to(x.dtype)
+        return output if self._mask is None else torch.where(self._mask[columns], output, mean.to(x.dtype))
 
     def _clean_share(self) -> Tensor:
         """The gates as training mixes by them: at 1 during the warm-up, above the floor after it."""
         # NOTE[PAPER] g = 0 is absorbing: a backbone that ignores a field sends its gate no gradient. Warm-up and floor are ours.
-        if self._all_held_until(self.warmup - 1):
-            return _held_open(self.theta)
         share = 1 - (1 - self.floor) * (1 - self.gate())
         return torch.where(self.steps < self.warmup, torch.ones_like(share), share)
 
-    def _all_held_until(self, step: int) -> bool:
-        """Whether every gate is still at 1, asked of the device only while it can be true.
-
-        Then theta gets no gradient at all rather than zeros, which Adam would count as steps, to leap when the real ones come.
-        A compiled graph cannot ask; it gets zeros.
-        """
-        if not self._warm_up_ahead or torch.compiler.is_compiling():
-            return False
-        self._warm_up_ahead = bool((self.steps <= self.warmup).any())
-        return bool((self.steps <= step).all())
-
     # 3.2 Adaptive regularization via permutation divergence
 
-    def _measure(self, x: Tensor, mixed: Mixed, columns: slice, gates: slice, column_gate: Tensor) -> None:
-        common, spread = most_common(sample_rows(x), column_gate, mixed.distance.shape[0])
+    def _measure(self, x: Tensor, sample: Tensor, mixed: Mixed, columns: slice, gates: slice, column_gate: Tensor) -> None:
+        common, spread = most_common(sample, column_gate, mixed.distance.shape[0])
         self._average(self.distance[gates], mixed.distance)
         self._average(self.square[gates], mixed.square)
         self._average(self.common[gates], common)
@@ -237,21 +211,26 @@ class LeAP(nn.Module):
     def weights(self) -> Tensor:
         """The price of each open gate, lambda, (G,); 0 while it warms up and where it is protected."""
         if self.adaptive:
-            divergence = self.divergences()
-            # NOTE[PAPER] "appropriate clipping": relative to the median field, as embeddings start anywhere from 1e-4 to 1. A
-            # constant field has divergence 0 and would cost nothing; it costs the median, so it closes as fast as other noise.
-            typical = torch.where(divergence > 0, divergence, torch.nan).nanmedian().nan_to_num(1.0)
-            varies = divergence > self.clip[0] * typical
-            price = self.alpha * torch.where(varies, divergence.clamp_max(self.clip[1] * typical), typical)
+            price = self.alpha * torch.where(self.steps > 0, self._clip(self.divergences()), torch.zeros_like(self.distance))
         else:
             price = torch.full_like(self.distance, self.alpha)
-        priced = self.free & (self.steps > self.warmup)
-        return torch.where(priced, price, torch.zeros_like(price))
+        warm = (self.steps > self.warmup) | (self.warmup == 0)
+        return torch.where((self.free > 0) & warm, price, torch.zeros_like(price))
+
+    def _clip(self, divergence: Tensor) -> Tensor:
+        # NOTE[PAPER] "appropriate clipping": relative to the median field, as embeddings start anywhere from 1e-4 to 1. A
+        # constant field has divergence 0 and would cost nothing; it costs the median, so it closes as fast as other noise.
+        low, high = self.clip
+        own_size = torch.zeros_like(divergence).index_add_(0, self.column_gate, self.means().square()).sqrt()
+        varies = divergence > low * own_size
+        typical = torch.where(varies & (divergence > 0), divergence, torch.nan).nanmedian().nan_to_num(1.0)
+        varies = varies & (divergence > low * typical)
+        return torch.where(varies, divergence.clamp_max(high * typical), typical)
 
     def penalty(self) -> Tensor:
         """The sum of lambda_i * g_i: a scalar whose gradient reaches the gates alone."""
-        if self.fields is None or self._all_held_until(self.warmup):
-            return 0 * _held_open(self.theta).sum()
+        if self.fields is None:
+            return torch.zeros((), device=self.theta.device)  # no batch has come; theta's size is not known yet
         return (self.weights() * self.gate()).sum()
 
     def scores(self) -> dict[str, float]:
@@ -276,18 +255,23 @@ class LeAP(nn.Module):
             init=self.init,
             warmup=self.warmup,
             floor=self.floor,
-            seed=int(self.seed),
+            seed=int(self.seed) if "seed" in self._buffers else None,
         )
 
     @property
     def moved(self) -> bool:
         """Whether any gate has left the place where it started."""
-        return bool((self.theta.detach()[self.free] != self.init).any())
+        theta = self.theta.detach()
+        start = torch.tensor(self.init, dtype=torch.float32).to(theta.dtype)  # a float64 module may have started in float32
+        return bool(((theta != start.to(theta.device)) & (theta != self.init) & (self.free > 0)).any())
 
     @property
     def warming_up(self) -> bool:
-        """Whether the gates are still held at 1."""
-        return self.warmup > 0 and (self.fields is None or bool((self.steps <= self.warmup).any()))
+        """Whether the gates are still held at 1; asked of the device only while it can be true."""
+        if self._warm_up_ahead and self.fields is not None:
+            reached = self.steps > 0  # of several sites one may never be called
+            self._warm_up_ahead = bool((reached & (self.steps <= self.warmup)).any()) or not bool(reached.any())
+        return self._warm_up_ahead
 
     def known_fields(self) -> Fields:
         """The fields, or an error while they are still to come from the first batch."""
@@ -299,18 +283,24 @@ class LeAP(nn.Module):
     def masked(self, kept: Iterable[str]) -> Iterator[None]:
         """Within this context every field that is not in `kept` is its running mean; the kept ones are as in eval()."""
         fields = self.known_fields()
+        if not bool((self.steps > 0).all()):
+            raise FieldError(
+                f"{self.place} has no means to put in place of the fields: no training batch has passed. Train first."
+            )
         mask = torch.zeros(fields.dims, dtype=torch.bool)
         for name in kept:
             mask[fields.columns(name)] = True
-        self._mask = mask.to(self.theta.device)
+        outer, self._mask = self._mask, mask.to(self.theta.device)
         try:
             yield
         finally:
-            self._mask = None
+            self._mask = outer
 
     def _check_input(self, x: Tensor, columns: slice | None) -> Tensor:
         """The input as (B, D), or an error that says what was expected, what was found and the cure."""
         fields = self.known_fields()
+        if not isinstance(x, Tensor):
+            raise FieldError(f"{self.place} expects a tensor (rows, columns), but receives {type(x).__name__}. Convert it first.")
         if not x.is_floating_point():
             raise FieldError(
                 f"{self.place} expects floating-point columns, but receives {x.dtype}. "
@@ -318,7 +308,8 @@ class LeAP(nn.Module):
             )
         if x.dim() < 2:
             raise FieldError(
-                f"{self.place} expects (rows, columns) or (rows, fields, width), but receives the shape {tuple(x.shape)}."
+                f"{self.place} expects (rows, columns) or (rows, fields, width), but receives the shape {tuple(x.shape)}. "
+                "Put the gates where whole rows pass."
             )
         flat = x.flatten(1)
         if columns is None and flat.shape[1] != fields.dims:
@@ -364,7 +355,7 @@ class LeAP(nn.Module):
     def __setstate__(self, state: dict[str, Any]) -> None:
         """A copy and an unpickled module have a theta of their own to guard."""
         super().__setstate__(state)  # type: ignore[no-untyped-call]
-        keep_decay_off(self.theta)
+        guard(self)
 
     def get_extra_state(self) -> Tensor:
         """The fields, as the bytes of a JSON text: a checkpoint knows what its gates stand for."""
@@ -387,6 +378,7 @@ class LeAP(nn.Module):
                 return
         self._warm_up_ahead = self.warmup > 0
         super()._load_from_state_dict(state_dict, prefix, *rest)
+        guard(self)  # theta may be another object now
 
     def extra_repr(self) -> str:
         """The fields and the settings that matter, for print(model)."""

@@ -33,10 +33,16 @@ def gauc(labels: Rows, scores: Rows, groups: Rows) -> float:
     0.5
     """
     labels, scores = _checked(labels, scores)
-    names = np.asarray(groups.detach().cpu() if isinstance(groups, Tensor) else groups).reshape(-1)
+    names = (groups.detach().cpu().double().numpy() if isinstance(groups, Tensor) else np.asarray(groups)).reshape(-1)
     if len(names) != len(labels):
         raise MetricError(f"Expected one group a row, but found {len(labels)} rows and {len(names)} groups.")
-    values, counts = _auc_by_group(labels, scores, np.unique(names, return_inverse=True)[1])
+    try:
+        numbers = np.unique(names, return_inverse=True)[1]
+    except TypeError as error:
+        raise MetricError(
+            f"Expected groups of one kind that can be sorted, but found a mixture: {error}. Fill the missing."
+        ) from error
+    values, counts = _auc_by_group(labels, scores, numbers)
     if not counts.size:
         raise MetricError("GAUC needs a group with rows of both classes, but every group has one class. Use coarser groups.")
     return float(np.average(values, weights=counts))
@@ -76,6 +82,8 @@ def s_auc(table: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
         if set(table[method]) != set(sets):
             raise MetricError(f"s_auc needs every method on {sets}, but {method!r} has {list(table[method])}.")
     values = np.array([[table[method][name] for name in sets] for method in methods])  # (methods, sets)
+    if not (values > 0).all():
+        raise MetricError(f"s_auc needs AUCs above 0, but found {values.min():g}.")
     return dict(zip(methods, (values / values.max(0)).mean(1).tolist(), strict=True))
 
 

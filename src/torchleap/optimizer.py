@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import Optimizer
 
-from .errors import refuse_settings
+from .errors import TorchleapError, refuse_settings
 from .gates import LeAP
 
 
@@ -47,22 +47,33 @@ class GateOptimizer(Optimizer):
         defaults = {"lr": lr, "strength": strength, "betas": betas, "eps": eps, "bound": bound}
         super().__init__([gates.theta], defaults)
 
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """The gates are the one group that there is."""
+        if any(parameter is not self._gates.theta for parameter in param_group["params"]):
+            raise TorchleapError(
+                "A GateOptimizer moves the gates alone, but found other parameters. Give them an optimizer of their own."
+            )
+        super().add_param_group(param_group)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What a copy or a pickle needs: the gates as well, for the protected ones among them."""
+        return {**super().__getstate__(), "_gates": self._gates}
+
     @overload
     def step(self, closure: None = None) -> None: ...
     @overload
     def step(self, closure: Callable[[], float]) -> float: ...
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:
-        """Move each gate that has a gradient; nothing moves during the warm-up."""
+        """Move each gate that has a gradient."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        if not self._gates.warming_up:
-            for group in self.param_groups:
-                for theta in group["params"]:
-                    if theta.grad is not None:
-                        self._step_one(theta, theta.grad, self.state[theta], group)
+        for group in self.param_groups:
+            for theta in group["params"]:
+                if theta.grad is not None:  # as during the warm-up, see guard.py
+                    self._step_one(theta, theta.grad, self.state[theta], group)
         return loss
 
     def _step_one(self, theta: Tensor, gradient: Tensor, state: dict[str, Any], group: dict[str, Any]) -> None:
@@ -78,4 +89,4 @@ class GateOptimizer(Optimizer):
         second = state["exp_avg_sq"] / (1 - beta2 ** state["step"])
         signal = first / (second.sqrt() + group["eps"])
         moved = (theta - group["lr"] * (signal + group["strength"])).clamp(-group["bound"], group["bound"])
-        theta.copy_(torch.where(self._gates.free, moved, theta))  # a protected gate stays where it is
+        theta.copy_(torch.where(self._gates.free > 0, moved, theta))  # a protected gate stays where it is

@@ -1,5 +1,6 @@
 """attach -> Plugin: LeAP on somebody else's model, in place and reversibly."""
 
+import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Unpack, get_args
@@ -13,7 +14,7 @@ from .gates import LeAP
 from .optimizer import GateOptimizer
 from .selection import Selection, select
 from .settings import Settings
-from .sites import CHILD, EndOfPass, Side, Site, fields_of, find_module, sites_of
+from .sites import CHILD, EndOfPass, Side, Site, fields_of, find_module, hooks_of, same_tensor, sites_of
 from .text import plural, table
 
 
@@ -43,7 +44,7 @@ def attach(
     >>> attach(model, {"user_id": 8, "age": 1}, at="0")
     LeAP on 2 fields, 9 dimensions, at '0' (input): gates not moved yet
     """
-    names = [at] if isinstance(at, str) else list(at)
+    names = list(at) if isinstance(at, Sequence) and not isinstance(at, str) else [at]
     if gates is not None and (fields is not None or settings):
         raise AttachError("Expected gates= or fields and settings, but found both. A ready LeAP brings its own.")
     gates = LeAP(fields, **settings) if gates is None else gates
@@ -52,12 +53,12 @@ def attach(
         _try_out(model, sites, gates, example)
     elif gates.fields is None and len(sites) > 1:
         raise AttachError("Several sites need fields=, or example= to learn them from: the first batch comes too late for all.")
-    _follow(model, gates)
+    _follow(model, sites, gates)
     gates.place = " and ".join(site.label for site in sites)
     for site in sites:
         site.hold(find_module(model, site.at), gates)
     if len(sites) > 1:
-        end = EndOfPass((*_names(sites[0].at), *sites[0].home, CHILD))
+        end = EndOfPass(sites[0].siblings, (*_names(sites[0].at), *sites[0].home, CHILD))
         end.handle = model.register_forward_hook(end.forget)
     return Plugin(model, gates, tuple(sites))
 
@@ -101,7 +102,7 @@ class Plugin:
         cost: float | None = None,
     ) -> Selection:
         """Decide which fields to keep by one rule, a threshold of 0.5 if none is given; see `torchleap.selection.select`."""
-        if self.gates.fields is None or (self.gates.free.any() and not self.gates.moved):
+        if self.gates.fields is None or (bool((self.gates.free > 0).any()) and not self.gates.moved):
             raise SelectionError(self._why_no_gate_moved())
         return select(
             self.fields,
@@ -143,7 +144,8 @@ class Plugin:
         """Within this context only the gates learn: for a step on rows that the model does not train on.
 
         Dropout is off, batch norm uses and keeps its running statistics, no other parameter receives a gradient, and
-        gradients collected before are set aside: whatever optimizer steps in here, only the gates move.
+        gradients collected before are set aside: whatever optimizer steps in here, of the model only the gates move. Step within
+        the context: what the gates have learnt from train rows before it, and what is not stepped in it, is dropped.
 
             with plugin.held_out():
                 (criterion(model(x), y) + plugin.penalty()).backward()
@@ -154,11 +156,14 @@ class Plugin:
         self.model.eval()
         self.gates.train()
         self.gates.theta.grad = None
+        version = self.gates.theta._version
         for parameter in others:
             parameter.requires_grad_(False)
             parameter.grad = None
         try:
             yield
+            if self.gates.theta.grad is not None and self.gates.theta._version == version:
+                warnings.warn("held_out() ends with a gradient on the gates, but no step: call step() within it.", stacklevel=3)
         finally:
             self.gates.theta.grad = None
             for parameter, (wanted, gradient) in others.items():
@@ -173,7 +178,7 @@ class Plugin:
 
         Kept fields are mixed with their mean by their gate, as in eval(): the scale that the model has learnt to read.
         """
-        if selection.fields.names != self.fields.names:
+        if (selection.fields.names, selection.fields.widths) != (self.fields.names, self.fields.widths):
             raise SelectionError(
                 f"The selection is for {selection.fields}, but the model has {self.fields}. Use plugin.select()."
             )
@@ -182,12 +187,10 @@ class Plugin:
 
     def detach(self) -> None:
         """Take the gates out: the model is again exactly what it was. Scores and selection remain available here."""
-        for module, site in list(sites_of(self.model)):
-            site.release(module)
-        for hook in list(self.model._forward_hooks.values()):
-            end = getattr(hook, "__self__", None)
-            if isinstance(end, EndOfPass) and end.handle is not None:
-                end.handle.remove()
+        for module, hook in list(hooks_of(self.model)):
+            owners = hook.siblings if isinstance(hook, Site) else hook.sites
+            if owners == self.sites:  # another plugin may have come after this one
+                hook.release(module)
 
     def __repr__(self) -> str:
         place = ", ".join(repr(site.at or "the model") for site in self.sites) + f" ({self.sites[0].side})"
@@ -218,7 +221,10 @@ class Plugin:
     def _why_no_gate_moved(self) -> str:
         steps = 0 if self.gates.fields is None else int(self.gates.steps.max())
         if not steps:
-            return "select() needs trained gates, but no training batch has passed them. Train first, with the model in train()."
+            return (
+                "select() needs trained gates, but no training batch has passed them. Train first, with the model in train(); "
+                "a model that was compiled before attach() has to be compiled again."
+            )
         if self.gates.warming_up:
             return f"select() needs trained gates, but they are still warming up: batch {steps} of warmup={self.gates.warmup}."
         return (
@@ -252,20 +258,18 @@ def _try_out(model: nn.Module, sites: list[Site], gates: LeAP, example: Any) -> 
     unseen = [site.at for site in sites if site.at not in seen]
     if unseen:
         raise AttachError(f"The model never calls {' and '.join(map(repr, unseen))} on the example. Choose another at=.")
-    values: list[Any] = []
-    for site in sites:
-        if not any(seen[site.at] is value for value in values):
-            values.append(seen[site.at])
+    owners = {site: next(other for other in sites if same_tensor(seen[other.at], seen[site.at])) for site in sites}
     if gates.fields is None:
-        gates.lay_out(Fields([field for value in values for field in fields_of(value, sites[0].label)]))
+        found = [fields_of(seen[site.at], site.label) for site in sites if owners[site] is site]
+        gates.lay_out(Fields([field for fields in found for field in fields]))
     trial = LeAP(gates.fields).eval()
-    _follow(model, trial)
+    _follow(model, sites, trial)
     for site in sites:
         if len(sites) == 1:
             site.gate_value(trial, seen[site.at])
         else:
-            owner = next(other for other in sites if seen[other.at] is seen[site.at])
-            site.columns = site.find_columns(trial.known_fields(), seen[site.at]) if owner is site else owner.columns
+            own = owners[site] is site
+            site.columns = site.find_columns(trial.known_fields(), seen[site.at]) if own else owners[site].columns
 
 
 def _watch(model: nn.Module, sites: list[Site], example: Any) -> list[tuple[Site, Any]]:
@@ -298,9 +302,10 @@ def _watch(model: nn.Module, sites: list[Site], example: Any) -> list[tuple[Site
     return seen
 
 
-def _follow(model: nn.Module, gates: LeAP) -> None:
-    """Put the gates on the model's device, in its precision or better."""
-    for tensor in (*model.parameters(), *model.buffers()):
+def _follow(model: nn.Module, sites: list[Site], gates: LeAP) -> None:
+    """Put the gates on the device of their site, or else of the model, in its precision or better."""
+    site = find_module(model, sites[0].at)
+    for tensor in (*site.parameters(), *site.buffers(), *model.parameters(), *model.buffers()):
         if tensor.is_floating_point():
             gates.to(device=tensor.device, dtype=torch.promote_types(tensor.dtype, torch.float32))
             return

@@ -10,7 +10,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from .errors import FieldError, SelectionError
+from .errors import FieldError, SelectionError, is_number
 from .fields import Field, Fields
 from .text import plural, table
 
@@ -43,7 +43,7 @@ class Selection:
             )
         if not any(self.keep):
             raise SelectionError("A selection must keep at least one field, but this one keeps none.")
-        object.__setattr__(self, "settings", MappingProxyType(dict(self.settings)))
+        object.__setattr__(self, "settings", MappingProxyType(_plain(self.settings)))
 
     @property
     def kept(self) -> tuple[str, ...]:
@@ -127,7 +127,7 @@ class Selection:
 
     @classmethod
     def _from_json(cls, content: Any, path: str) -> "Selection":
-        if not isinstance(content, dict) or content.get("format") != FORMAT:
+        if not isinstance(content, dict) or type(content.get("format")) is not int or content["format"] != FORMAT:
             found = content.get("format", "none") if isinstance(content, dict) else type(content).__name__
             raise SelectionError(
                 f"{path}: expected a selection of format {FORMAT}, but found {found!r}. Write it anew with save()."
@@ -146,6 +146,15 @@ class Selection:
             raise SelectionError(f"{path}: {error}") from error
         score, keep = tuple(float(r["score"]) for r in records), tuple(r["kept"] for r in records)
         return cls(fields, score, keep, method=content["method"], settings=content["settings"])
+
+
+def _plain(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings as JSON knows them, so that a saved selection equals the one that was saved."""
+    try:
+        plain: dict[str, Any] = json.loads(json.dumps(dict(settings), allow_nan=False))
+    except (TypeError, ValueError) as error:
+        raise SelectionError(f"Expected settings of plain numbers, strings, lists and dicts, but {error}.") from error
+    return plain
 
 
 def select(
@@ -178,9 +187,11 @@ def select(
             f"Expected one of threshold, share, dims and cost, but found {' and '.join(given)}. Give one of them."
         )
     ((rule, limit),) = given.items()
+    if not is_number(limit) or not math.isfinite(limit):
+        raise SelectionError(f"{rule} must be a number, but is {limit!r}.")
     teams = _ranked_teams(fields, scores)
     if rule == "threshold":
-        kept = {f.name for team in teams for f in team if team[0].protected or scores[f.name] >= limit}
+        kept = {f.name for team in teams for f in team if team[0].protected or max(scores[m.name] for m in team) >= limit}
         best = max(scores.values())
         hint = f"No field scores {limit} or more; the best score is {best:.4f}. Lower the threshold, or give a share."
     else:
@@ -205,7 +216,9 @@ def _within_budget(fields: Fields, teams: list[tuple[Field, ...]], rule: str, li
         budget = float(math.floor(len(fields) * limit + 1e-9))  # 0.29 * 100 is 28.999...
     else:
         price = (lambda f: f.width) if rule == "dims" else (lambda f: f.cost or 0.0)
-        budget = limit
+        if limit <= 0:
+            raise SelectionError(f"{rule} must be above 0, but is {limit}.")
+        budget = limit * (1 + 1e-9)  # three costs of 0.1 are no more than 0.3
     spent = sum(price(f) for team in teams for f in team if f.protected)
     if spent > budget and rule != "share":
         raise SelectionError(f"The protected fields alone take {spent:g} of {rule}={limit:g}. Raise it, or protect fewer fields.")
@@ -257,8 +270,8 @@ def _check_record(record: Any, path: str) -> None:
     if unknown:
         raise SelectionError(f"{path}: field {record['name']!r} has the unknown key {sorted(unknown)[0]!r}.")
     score = record["score"]
-    if not isinstance(record["kept"], bool) or isinstance(score, bool) or not isinstance(score, int | float):
-        raise SelectionError(f"{path}: field {record['name']!r} needs a number as score and true or false as kept.")
+    if not isinstance(record["kept"], bool) or not is_number(score) or not math.isfinite(score):
+        raise SelectionError(f"{path}: field {record['name']!r} needs a finite number as score and true or false as kept.")
 
 
 def _refuse_other_fields(found: Fields, expected: Fields, path: str) -> None:

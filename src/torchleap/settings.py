@@ -1,9 +1,10 @@
 """The settings of LeAP: their names and types, and which values make sense."""
 
 import math
-from typing import Literal, TypedDict, get_args
+from collections.abc import Callable
+from typing import Any, Literal, TypedDict, get_args
 
-from .errors import refuse_settings
+from .errors import is_number, is_whole, refuse_settings
 
 Divergence = Literal["mean", "rms"]
 
@@ -26,18 +27,22 @@ class Settings(TypedDict, total=False):
 
 def check(settings: Settings) -> None:
     """Refuse values that make no sense, all at once; every setting has to be there."""
-    alpha, temperature, momentum = settings["alpha"], settings["temperature"], settings["momentum"]
-    init, warmup, floor, (low, high) = settings["init"], settings["warmup"], settings["floor"], settings["clip"]
+    clip = settings["clip"]
+    pair = isinstance(clip, tuple | list) and len(clip) == 2 and all(map(is_number, clip)) and 0 < clip[0] <= clip[1] < math.inf
+    rules: dict[str, tuple[str, Callable[[Any], bool]]] = {
+        "alpha": ("a number of at least 0", lambda value: is_number(value) and 0 <= value < math.inf),
+        "temperature": ("a number above 0", lambda value: is_number(value) and 0 < value < math.inf),
+        "momentum": ("at least 0 and below 1", lambda value: is_number(value) and 0 <= value < 1),
+        "adaptive": ("True or False", lambda value: isinstance(value, bool)),
+        "divergence": ("'mean' or 'rms'", lambda value: value in get_args(Divergence)),
+        "normalize": ("True or False", lambda value: isinstance(value, bool)),
+        "clip": ("two numbers with 0 < low <= high", lambda value: pair),
+        "init": ("a finite number", lambda value: is_number(value) and math.isfinite(value)),
+        "warmup": ("a whole number of batches, at least 0", lambda value: is_whole(value) and value >= 0),
+        "floor": ("at least 0 and below 1", lambda value: is_number(value) and 0 <= value < 1),
+        "seed": ("a whole number or None", lambda value: value is None or is_whole(value)),
+    }
+    found: dict[str, Any] = {**settings}
     refuse_settings(
-        {
-            f"alpha must be at least 0, but is {alpha}": 0 <= alpha < math.inf,
-            f"temperature must be above 0, but is {temperature}": 0 < temperature < math.inf,
-            f"momentum must be at least 0 and below 1, but is {momentum}": 0 <= momentum < 1,
-            f"divergence must be 'mean' or 'rms', but is {settings['divergence']!r}": settings["divergence"]
-            in get_args(Divergence),
-            f"clip must be two numbers with 0 < low <= high, but is {(low, high)}": 0 < low <= high < math.inf,
-            f"init must be a finite number, but is {init}": math.isfinite(init),
-            f"warmup must be a number of batches, at least 0, but is {warmup}": warmup >= 0,
-            f"floor must be at least 0 and below 1, but is {floor}": 0 <= floor < 1,
-        }
+        {f"{name} must be {wanted}, but is {found[name]!r}": holds(found[name]) for name, (wanted, holds) in rules.items()}
     )

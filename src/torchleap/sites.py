@@ -6,7 +6,9 @@ replicas and unpickled models use their own gates.
 """
 
 import copy
-from collections.abc import Iterator, Mapping
+import inspect
+import math
+from collections.abc import Iterator, Mapping, MutableMapping
 from typing import Any, Literal
 
 import torch
@@ -31,6 +33,7 @@ class Site:
         self.handle: RemovableHandle | None = None
         self.siblings: tuple[Site, ...] = (self,)  # all sites whose columns are gated together, in the order of their columns
         self.columns: slice | None = None  # the block of columns that arrives here, once it is known; a lone site takes all
+        self.first_parameter = next(iter(inspect.signature(module.forward).parameters), "")
 
     @property
     def label(self) -> str:
@@ -48,9 +51,9 @@ class Site:
 
     def release(self, module: nn.Module) -> None:
         """Undo `hold`."""
-        del _walk(module, self.home)._modules[CHILD]
         if self.handle is not None:
             self.handle.remove()
+        _walk(module, self.home)._modules.pop(CHILD, None)  # two sites may share the layer
 
     def gates(self, module: nn.Module) -> LeAP:
         """The gates that belong to this very module."""
@@ -67,7 +70,7 @@ class Site:
             raise AttachError(
                 f"{self.label}: expected an input to gate, but the module is called without one. Use side='output'."
             )
-        name = next(iter(kwargs))
+        name = self.first_parameter if self.first_parameter in kwargs else next(iter(kwargs))
         return args, {**kwargs, name: self.gate(module, kwargs[name])}
 
     def gate_output(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
@@ -82,9 +85,15 @@ class Site:
         if self.at in gates.passed:  # this site is reached again, so a new pass has begun
             gates.passed = {}
         for at, (earlier, output) in gates.passed.items():
-            if earlier is value:
+            if same_tensor(earlier, value):
                 self.columns = next(site.columns for site in self.siblings if site.at == at)
-                return output
+                return output.reshape(value.shape) if earlier is not value else output
+        for site in self.siblings:
+            if self.columns is not None and site.columns == self.columns and site.at in gates.passed:
+                raise AttachError(
+                    f"{self.label} received the same tensor as at={site.at!r} before, but now another one. "
+                    "Dropout or a copy between them? Choose the output of the submodule that produces the tensor (side='output')."
+                )
         if self.columns is None:
             self.columns = self.find_columns(gates.known_fields(), value)
         output = self.gate_value(gates, value)
@@ -100,10 +109,16 @@ class Site:
         if isinstance(value, Mapping):
             places = [fields.columns(name) for name in fields.names if name in value]
             start, width = (places[0].start if places else 0), sum(place.stop - place.start for place in places)
+            if places and places[-1].stop - start != width:
+                names = [name for name in fields.names if name in value]
+                raise FieldError(
+                    f"{self.label} receives {names}, which are not neighbours in fields=. List each site's fields together."
+                )
         elif not isinstance(value, Tensor):
             raise _not_fields(value, self.label)
         else:
-            start, width = self._first_column(), value.flatten(1).shape[1]
+            width = value.flatten(1).shape[1]
+            start = 0 if width == fields.dims and not any(site.columns for site in self.siblings) else self._first_column()
         columns = slice(start, start + width)
         last = self is self.siblings[-1]
         if not width or columns.stop > fields.dims or (last and not isinstance(value, Mapping) and columns.stop != fields.dims):
@@ -144,18 +159,25 @@ class Site:
         gated = {n: block.reshape(value[n].shape).to(value[n].dtype) for n, block in zip(names, blocks, strict=True)}
         if type(value) is dict:
             return {**value, **gated}
-        output: Any = copy.copy(value)
-        for name, tensor in gated.items():
-            output[name] = tensor
-        return output  # type: ignore[no-any-return]
+        if not isinstance(value, MutableMapping):
+            raise AttachError(f"{self.label}: expected a dict that can be copied and changed, but found {type(value).__name__}.")
+        output = copy.copy(value)
+        output.update(gated)
+        return output
 
 
 class EndOfPass:
     """A hook on the whole model: what the sites remember of a forward pass ends with it."""
 
-    def __init__(self, path: tuple[str, ...]) -> None:
+    def __init__(self, sites: tuple[Site, ...], path: tuple[str, ...]) -> None:
+        self.sites = sites
         self.path = path  # from the model to the gates
         self.handle: RemovableHandle | None = None
+
+    def release(self, model: nn.Module) -> None:
+        """Remove the hook."""
+        if self.handle is not None:
+            self.handle.remove()
 
     def forget(self, model: nn.Module, args: tuple[Any, ...], output: Any) -> None:
         """Drop the tensors of this pass."""
@@ -164,10 +186,23 @@ class EndOfPass:
             gates.passed = {}
 
 
+def same_tensor(one: Any, other: Any) -> bool:
+    """Whether two tensors are one: the same object, or the same memory in another shape."""
+    if one is other:
+        return True
+    if torch.compiler.is_compiling() or not (isinstance(one, Tensor) and isinstance(other, Tensor)):
+        return False
+    whole = one.is_contiguous() and other.is_contiguous() and one.numel() == other.numel() and one.dtype == other.dtype
+    return whole and one.numel() > 0 and one.data_ptr() == other.data_ptr()
+
+
 def _not_fields(value: Any, label: str) -> AttachError | FieldError:
     if isinstance(value, Tensor):
         return FieldError(f"{label} receives a tensor, which does not name its fields. Give fields= to attach().")
-    return AttachError(f"{label}: expected a tensor or a dict of tensors, but found {type(value).__name__}.")
+    return AttachError(
+        f"{label}: expected a tensor or a dict of tensors, but found {type(value).__name__}. "
+        "Choose a place where the fields pass as one of these, such as a layer behind it."
+    )
 
 
 def fields_of(value: Any, label: str) -> Fields:
@@ -190,7 +225,10 @@ def join(value: Mapping[str, Any], fields: Fields, names: list[str], label: str)
     problems = [problem for name in names if (problem := _problem(value, fields[name]))]
     if problems:
         raise FieldError(f"{label}: " + "; ".join(problems) + f". Found: {', '.join(map(repr, value))}.")
-    return torch.cat([value[name].reshape(len(value[name]), -1) for name in names], dim=1)
+    rows = {name: value[name].shape[0] for name in names}
+    if len(set(rows.values())) > 1:
+        raise FieldError(f"{label}: expected the same number of rows in every field, but found {rows}.")
+    return torch.cat([value[name].flatten(1) if value[name].dim() > 1 else value[name][:, None] for name in names], dim=1)
 
 
 def _problem(value: Mapping[str, Any], field: Field) -> str | None:
@@ -199,32 +237,41 @@ def _problem(value: Mapping[str, Any], field: Field) -> str | None:
         return f"the field {field.name!r} is missing"
     if not isinstance(entry, Tensor) or not entry.is_floating_point():
         return f"{field.name!r} should be a floating-point tensor, but is {getattr(entry, 'dtype', type(entry).__name__)}"
-    width = entry[0].numel() if len(entry) else field.width
+    if entry.dim() == 0:
+        return f"{field.name!r} should have rows, but is a single number"
+    width = math.prod(entry.shape[1:])
     return None if width == field.width else f"{field.name!r} should be {field.width} wide, but is {width}"
 
 
 def find_module(model: nn.Module, at: str) -> nn.Module:
     """The submodule called `at`, or an error with the nearest names."""
+    if not isinstance(at, str):
+        raise AttachError(f"at= must be the name of a submodule, or a list of names, but is {at!r}.")
     known = dict(model.named_modules(remove_duplicate=False))
     if at not in known:
         raise AttachError(f"The model has no submodule at={at!r}. {nearest(at, [name for name in known if name])}")
     module: nn.Module = known[at]
-    if isinstance(module, nn.ModuleList | nn.ModuleDict):
+    if type(module).forward is nn.Module.forward:
         members = [f"{at}.{name}".lstrip(".") for name, _ in module.named_children()]
         raise AttachError(
-            f"at={at!r} is a {type(module).__name__}, which is never called itself. "
+            f"at={at!r} is a {type(module).__name__} without a forward of its own, so it is never called itself. "
             f"Choose one of its members: {', '.join(members)}."
         )
     return module
 
 
-def sites_of(model: nn.Module) -> Iterator[tuple[nn.Module, Site]]:
-    """Every site that is attached to the model, with its module."""
+def hooks_of(model: nn.Module) -> Iterator[tuple[nn.Module, "Site | EndOfPass"]]:
+    """Everything that is hooked into the model, with the module that holds the hook."""
     for module in model.modules():
         for hook in (*module._forward_pre_hooks.values(), *module._forward_hooks.values()):
-            site = getattr(hook, "__self__", None)
-            if isinstance(site, Site):
-                yield module, site
+            owner = getattr(hook, "__self__", None)
+            if isinstance(owner, Site | EndOfPass):
+                yield module, owner
+
+
+def sites_of(model: nn.Module) -> Iterator[tuple[nn.Module, Site]]:
+    """Every site that is attached to the model, with its module."""
+    return ((module, hook) for module, hook in hooks_of(model) if isinstance(hook, Site))
 
 
 def _home(at: str, module: nn.Module) -> tuple[str, ...]:
@@ -239,8 +286,11 @@ def _home(at: str, module: nn.Module) -> tuple[str, ...]:
 
 def _walk(module: nn.Module, path: tuple[str, ...]) -> nn.Module:
     for name in path:
-        child = module._modules[name]
+        child = module._modules.get(name)
         if child is None:
-            raise AttachError(f"The gates are gone: {name!r} of {type(module).__name__} is None. Call attach() again.")
+            raise AttachError(
+                f"The gates are gone: {type(module).__name__} has no {name!r} any more, as if a layer was replaced. "
+                "Detach before changing layers, and attach again."
+            )
         module = child
     return module

@@ -8,31 +8,29 @@ from .mix.reference import scramble
 SAMPLE_ROWS = 256  # enough for an average over steps, and no full pass over a wide batch
 
 
-def sample_rows(x: Tensor) -> Tensor:
-    """At most SAMPLE_ROWS rows spread evenly over the batch, since neighbouring rows may belong to one user."""
-    return x[:: max(1, x.shape[0] // SAMPLE_ROWS)][:SAMPLE_ROWS]
-
-
 def most_common(sample: Tensor, column_gate: Tensor, gates: int) -> tuple[Tensor, Tensor]:
     """Find each gate's most common row value and describe the rows that differ from it.
 
+    The first half of the sample finds the value and the second counts it: counted where it was found, the most common of
+    many rare values would seem more common than it is.
+
     Args:
-        sample: (S, D)
+        sample: (S, D), rows in random order
         column_gate: (D,)
 
     Returns:
-        share: (G,), the share of the other rows that agree with a row at the most common value: 0 if all rows differ
-        spread: (G,), the squared distance from the column means of the rows that differ from the most common value, summed
-            over these rows and divided by S - 1 and by the width; over (1 - share), it is their mean square.
+        share: (G,), the share of rows at the most common value
+        spread: (G,), the squared distance from the column means of the rows that differ from it, summed over these rows and
+            divided by the number of all rows and by the width; over (1 - share), it is their mean square.
     """
-    others = max(1, sample.shape[0] - 1)
+    half = max(1, sample.shape[0] // 2)
     width = torch.zeros(gates, device=sample.device).index_add_(0, column_gate, torch.ones_like(column_gate, dtype=torch.float32))
     code = _row_codes(sample, column_gate, gates)  # (S, G)
-    differs = code != code.mode(0).values  # (S, G)
+    differs = code[half:] != code[:half].mode(0).values  # (S - half, G)
     wide = sample.to(torch.promote_types(sample.dtype, torch.float32))
-    deviation = (wide - wide.mean(0)).square() * differs[:, column_gate]  # (S, D)
-    spread = deviation.new_zeros(gates).index_add_(0, column_gate, deviation.sum(0)) / (others * width)
-    return 1 - differs.sum(0) / others, spread
+    deviation = (wide[half:] - wide.mean(0)).square() * differs[:, column_gate]  # (S - half, D)
+    spread = deviation.new_zeros(gates).index_add_(0, column_gate, deviation.mean(0)) / width
+    return 1 - differs.float().mean(0), spread
 
 
 def _row_codes(sample: Tensor, column_gate: Tensor, gates: int) -> Tensor:

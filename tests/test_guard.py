@@ -76,3 +76,24 @@ def test_an_optimizer_that_fails_in_mid_step_recovers():
     optimizer.step()
     assert [id(p) for p in optimizer.param_groups[0]["params"]] == [id(p) for p in (*layer.parameters(), gates.theta)]
     assert len(optimizer.param_groups) == 1
+
+
+@pytest.mark.parametrize("build", OPTIMIZERS.values(), ids=OPTIMIZERS)
+def test_gates_that_warm_up_have_no_gradient_when_an_optimizer_steps(build):
+    gates = LeAP({"a": 1}, warmup=3, init=0.5)
+    optimizer = build(gates.parameters())
+    for step in range(5):
+        optimizer.zero_grad()
+        (gates(torch.randn(8, 1)).square().mean() + gates.penalty()).backward()
+        assert gates.theta.grad is not None
+        optimizer.step()
+        assert (gates.theta.grad is None) == (step < 3)
+        assert gates.moved == (step >= 3)
+
+
+def test_a_state_dict_that_replaces_theta_is_guarded_too():
+    gates = LeAP({"a": 1})
+    gates.load_state_dict(LeAP({"a": 1}).state_dict(), assign=True)
+    gates.theta.grad = torch.zeros(1)
+    torch.optim.AdamW(gates.parameters(), lr=0.1, weight_decay=0.9).step()
+    assert gates.theta.item() == 1.0
