@@ -522,10 +522,12 @@ def test_a_part_of_a_larger_model_can_be_detached_from_there():
 
 def test_a_replaced_layer_says_so():
     model = mlp()
-    tl.attach(model, FIELDS)
+    plugin = tl.attach(model, FIELDS)
     model[0] = nn.Linear(8, 16)
     with pytest.raises(AttachError, match="as if a layer was replaced"):
         model(torch.randn(8, 8))
+    plugin.detach()
+    model(torch.randn(8, 8))
 
 
 def test_detach_leaves_other_hooks_alone():
@@ -1011,6 +1013,11 @@ def test_columns_that_several_sites_do_not_fill_are_refused():
     tl.attach(model, {**FIELDS, "more": 2}, at=["user", "item"])
     with pytest.raises(FieldError, match=r"at='item' \(input\) receives 3 columns, 8 with those .* sum to 10"):
         model(torch.randn(4, 8))
+    model = TwoTowers()
+    tl.attach(model, FIELDS, at=["user", "item"])
+    model(torch.randn(4, 8))
+    with pytest.raises(FieldError, match="receives 4 columns, but the fields sum to 3"):
+        model(torch.randn(4, 9))
 
 
 def test_a_layer_with_that_name_already_is_refused():

@@ -312,9 +312,10 @@ class LeAP(nn.Module):
                 "Put the gates where whole rows pass."
             )
         flat = x.flatten(1)
-        if columns is None and flat.shape[1] != fields.dims:
+        expected = fields.dims if columns is None else columns.stop - columns.start
+        if flat.shape[1] != expected:
             raise FieldError(
-                f"{self.place} receives {flat.shape[1]} columns, but the fields sum to {fields.dims}. {fields.describe()} "
+                f"{self.place} receives {flat.shape[1]} columns, but the fields sum to {expected}. {fields.describe()} "
                 "Give the missing field, correct a width, or choose another at=."
             )
         if self.training and self._mask is None and x.shape[0] < 2:
@@ -378,7 +379,6 @@ class LeAP(nn.Module):
                 return
         self._warm_up_ahead = self.warmup > 0
         super()._load_from_state_dict(state_dict, prefix, *rest)
-        guard(self)  # theta may be another object now
 
     def extra_repr(self) -> str:
         """The fields and the settings that matter, for print(model)."""

@@ -28,28 +28,29 @@ class Gated(Protocol):
 
 
 _APART = "torchleap: taken out of"
-_guarded: "weakref.WeakValueDictionary[int, Gated]" = weakref.WeakValueDictionary()  # by the identity of theta
+_guarded: "weakref.WeakSet[Gated]" = weakref.WeakSet()
 _handles: list[Any] = []
 
 
 def guard(gates: Gated) -> None:
     """From now on no optimizer decays these gates or counts their warm-up."""
-    _guarded[id(gates.theta)] = gates
+    _guarded.add(gates)
     if not _handles:
         _handles.append(register_optimizer_step_pre_hook(_set_apart))
         _handles.append(register_optimizer_step_post_hook(_put_back))
 
 
 def _set_apart(optimizer: Optimizer, *_: Any) -> None:
+    guarded = {id(gates.theta): gates for gates in _guarded}
     for group in list(optimizer.param_groups):
-        places = [place for place, parameter in enumerate(group["params"]) if _is_guarded(parameter)]
-        gates = [group["params"][place] for place in places]
-        for theta in gates:
-            if theta.grad is not None and _guarded[id(theta)].warming_up:
+        places = [place for place, parameter in enumerate(group["params"]) if id(parameter) in guarded]
+        thetas = [group["params"][place] for place in places]
+        for theta in thetas:
+            if theta.grad is not None and guarded[id(theta)].warming_up:
                 theta.grad = None
-        if gates and group.get("weight_decay"):
-            group["params"][:] = [parameter for parameter in group["params"] if not _is_guarded(parameter)]
-            optimizer.param_groups.append({**group, "params": gates, "weight_decay": 0.0, _APART: (group, places)})
+        if thetas and group.get("weight_decay"):
+            group["params"][:] = [parameter for parameter in group["params"] if id(parameter) not in guarded]
+            optimizer.param_groups.append({**group, "params": thetas, "weight_decay": 0.0, _APART: (group, places)})
 
 
 def _put_back(optimizer: Optimizer, *_: Any) -> None:
@@ -58,8 +59,3 @@ def _put_back(optimizer: Optimizer, *_: Any) -> None:
         for place, theta in zip(places, temporary["params"], strict=True):
             group["params"].insert(place, theta)
     optimizer.param_groups[:] = [group for group in optimizer.param_groups if _APART not in group]
-
-
-def _is_guarded(parameter: nn.Parameter) -> bool:
-    gates = _guarded.get(id(parameter))
-    return gates is not None and gates.theta is parameter  # an identity may be used again

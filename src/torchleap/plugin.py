@@ -118,7 +118,7 @@ class Plugin:
     def parameter_groups(self, *, gate_lr: float) -> list[dict[str, Any]]:
         """Parameter groups for any optimizer: the model's, with its defaults, and the gates', with a learning rate of their own.
 
-        Gates get no weight decay in any case, see `torchleap.decay`.
+        Gates get no weight decay in any case, see `torchleap.guard`.
 
             optimizer = torch.optim.AdamW(plugin.parameter_groups(gate_lr=1e-2), lr=1e-3)
         """
@@ -135,7 +135,8 @@ class Plugin:
         """An optimizer over the gates alone, whose closing pressure takes the place of `penalty()`.
 
         Args:
-            strength: How strongly gates are pushed shut, without units: one value is meant to serve every data set.
+            strength: How strongly gates are pushed shut, without units: one value is meant to serve every data set. A useless
+                field's gate closes after about `init / (lr * strength)` steps.
         """
         return GateOptimizer(self.gates, lr=lr, strength=strength)
 

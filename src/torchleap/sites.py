@@ -9,6 +9,7 @@ import copy
 import inspect
 import math
 from collections.abc import Iterator, Mapping, MutableMapping
+from contextlib import suppress
 from typing import Any, Literal
 
 import torch
@@ -53,7 +54,8 @@ class Site:
         """Undo `hold`."""
         if self.handle is not None:
             self.handle.remove()
-        _walk(module, self.home)._modules.pop(CHILD, None)  # two sites may share the layer
+        with suppress(AttachError):  # a layer that was replaced has taken the gates along
+            _walk(module, self.home)._modules.pop(CHILD, None)  # two sites may share the layer
 
     def gates(self, module: nn.Module) -> LeAP:
         """The gates that belong to this very module."""
