@@ -13,6 +13,7 @@ from torch import nn
 from tests.slow import bias_corrected_average, mixed_row_by_row
 from torchleap import Field, FieldError, Fields, LeAP, TorchleapError
 from torchleap.mix import permutations
+from torchleap.selection import select
 
 WIDTHS = st.lists(st.sampled_from([1, 2, 5, 16]), min_size=1, max_size=5)
 
@@ -531,7 +532,9 @@ def test_all_bad_settings_are_told_at_once():
 
 
 def test_numpy_numbers_are_settings():
-    assert LeAP({"a": 1}, seed=np.int64(3), alpha=np.float32(0.5), warmup=np.int32(2)).settings["seed"] == 3
+    gates = LeAP({"a": 1}, seed=np.int64(3), alpha=np.float32(0.5), warmup=np.int32(2))
+    selection = select(gates.known_fields(), gates.scores(), settings=gates.settings)
+    assert (selection.settings["seed"], selection.settings["alpha"], selection.settings["warmup"]) == (3, 0.5, 2)
 
 
 def test_other_things_than_tensors_are_refused():

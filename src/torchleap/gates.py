@@ -222,7 +222,7 @@ class LeAP(nn.Module):
         # constant field has divergence 0 and would cost nothing; it costs the median, so it closes as fast as other noise.
         low, high = self.clip
         own_size = torch.zeros_like(divergence).index_add_(0, self.column_gate, self.means().square()).sqrt()
-        varies = divergence > low * own_size
+        varies = self.distance / self._weight_seen() > low * own_size  # more than rounding moves it
         typical = torch.where(varies & (divergence > 0), divergence, torch.nan).nanmedian().nan_to_num(1.0)
         varies = varies & (divergence > low * typical)
         return torch.where(varies, divergence.clamp_max(high * typical), typical)

@@ -148,10 +148,17 @@ class Selection:
         return cls(fields, score, keep, method=content["method"], settings=content["settings"])
 
 
+def _number(value: Any) -> Any:
+    """numpy's numbers as Python's."""
+    if not is_number(value):
+        raise TypeError(f"found {value!r}")
+    return value.item()
+
+
 def _plain(settings: Mapping[str, Any]) -> dict[str, Any]:
     """The settings as JSON knows them, so that a saved selection equals the one that was saved."""
     try:
-        plain: dict[str, Any] = json.loads(json.dumps(dict(settings), allow_nan=False))
+        plain: dict[str, Any] = json.loads(json.dumps(dict(settings), allow_nan=False, default=_number))
     except (TypeError, ValueError) as error:
         raise SelectionError(f"Expected settings of plain numbers, strings, lists and dicts, but {error}.") from error
     return plain
