@@ -149,7 +149,7 @@ class Selection:
 
 
 def _number(value: Any) -> Any:
-    """numpy's numbers as Python's."""
+    """Turn numpy's numbers into Python's."""
     if not is_number(value):
         raise TypeError(f"found {value!r}")
     return value.item()
