@@ -275,8 +275,18 @@ def test_masks_nest():
     with gates.eval().masked(["a"]):
         outer = gates(x)
         with gates.masked(["b"]):
-            assert not torch.equal(gates(x), outer)
+            torch.testing.assert_close(gates(x), gates.means().expand(50, 3))  # kept by neither
         assert torch.equal(gates(x), outer)
+
+
+def test_a_copy_made_under_a_mask_is_not_masked():
+    gates = LeAP({"a": 1, "b": 2}, init=0.1, seed=0)
+    x = torch.randn(50, 3)
+    gates(x)
+    plain = gates.eval()(x)
+    with gates.masked(["a"]):
+        twin = copy.deepcopy(gates)
+    assert torch.equal(twin(x), plain)
 
 
 def test_masking_needs_means():
@@ -441,6 +451,12 @@ def test_autocast():
     assert output.dtype == torch.bfloat16
     output.float().sum().backward()
     assert gates.theta.grad.dtype == torch.float32
+
+
+def test_gates_can_be_made_on_another_device():
+    with torch.device("meta"):
+        gates = LeAP({"a": 2, "b": 1})
+    assert gates.theta.device.type == "meta"
 
 
 def test_any_device_that_takes_tensors():

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from torchleap import LeAP
+from torchleap import GateOptimizer, LeAP
 
 OPTIMIZERS = {
     "AdamW": lambda params: torch.optim.AdamW(params, lr=0.1, weight_decay=0.5),
@@ -71,9 +71,13 @@ def test_an_optimizer_that_fails_in_mid_step_recovers():
     def fail():
         raise RuntimeError("no batch")
 
-    with pytest.raises(RuntimeError, match="no batch"):
-        optimizer.step(fail)
-    optimizer.step()
+    good = copy.deepcopy(optimizer.state_dict())
+    for save in (lambda: optimizer.state_dict(), lambda: optimizer.load_state_dict(good), lambda: optimizer.step()):
+        with pytest.raises(RuntimeError, match="no batch"):
+            optimizer.step(fail)
+        save()
+        assert len(optimizer.param_groups) == 1
+        assert len(optimizer.state_dict()["param_groups"]) == 1
     assert [id(p) for p in optimizer.param_groups[0]["params"]] == [id(p) for p in (*layer.parameters(), gates.theta)]
     assert len(optimizer.param_groups) == 1
 
@@ -89,6 +93,25 @@ def test_gates_that_warm_up_have_no_gradient_when_an_optimizer_steps(build):
         optimizer.step()
         assert (gates.theta.grad is None) == (step < 3)
         assert gates.moved == (step >= 3)
+
+
+@pytest.mark.parametrize("by_keyword", [False, True])
+@pytest.mark.parametrize("kind", ["AdamW", "gate optimizer"])
+def test_gates_that_warm_up_have_no_gradient_from_a_closure_either(by_keyword, kind):
+    gates = LeAP({"a": 1}, warmup=3, init=0.5)
+    optimizer = GateOptimizer(gates, lr=0.1) if kind == "gate optimizer" else torch.optim.AdamW(gates.parameters(), lr=0.1)
+
+    def closure():
+        optimizer.zero_grad()
+        loss = gates(torch.randn(8, 1)).square().mean() + gates.penalty()
+        loss.backward()
+        return loss.item()
+
+    for step in range(5):
+        loss = optimizer.step(closure=closure) if by_keyword else optimizer.step(closure)
+        assert isinstance(loss, float)
+        assert gates.moved == (step >= 3)
+    assert float(optimizer.state[gates.theta]["step"]) == 2
 
 
 def test_a_state_dict_that_replaces_theta_is_guarded_too():

@@ -56,6 +56,17 @@ def test_log_loss_equals_scikit_learn(rows):
     )
 
 
+def test_large_ids_stay_apart_as_groups():
+    ids = torch.tensor([2**53, 2**53, 2**53 + 1, 2**53 + 1])
+    assert gauc([0, 1, 0, 1], [0.1, 0.2, 0.8, 0.9], ids) == 1.0
+
+
+def test_log_loss_of_float32_certainties_is_bounded_as_scikit_learn_does():
+    labels, probabilities = np.array([0, 1, 1]), np.array([1.0, 0.0, 1.0], dtype=np.float32)
+    assert log_loss(labels, probabilities) == pytest.approx(sklearn_log_loss(labels, probabilities), rel=1e-5)
+    assert log_loss(torch.tensor(labels), torch.tensor(probabilities)) == pytest.approx(log_loss(labels, probabilities))
+
+
 def test_metrics_take_tensors_arrays_and_lists_alike():
     labels, scores = [0, 1, 1, 0], [0.5, 0.25, 0.75, 0.125]
     expected = auc(labels, scores)

@@ -281,6 +281,17 @@ def test_several_dict_sites_learn_their_fields_from_an_example():
     torch.testing.assert_close(plugin.gates.means()[5], batch["j"].mean())
 
 
+def test_a_model_in_eval_stays_as_it_is_until_it_is_trained():
+    model = mlp().eval()
+    x = torch.randn(1, 8)
+    before = model(x)
+    plugin = tl.attach(model, FIELDS, at="0")
+    assert torch.equal(model(x), before)
+    assert plugin.gates.steps.tolist() == [0, 0, 0]
+    model.train()
+    assert plugin.gates.training
+
+
 def test_the_example_leaves_the_model_as_it_was():
     model = mlp()
     model[1].eval()
@@ -322,8 +333,57 @@ def test_dropout_between_two_branches_is_not_taken_for_the_same_tensor():
     for at in (["wide", "deep"], ["deep", "wide"]):
         model = Dropped()
         tl.attach(model, FIELDS, at=at, example=torch.randn(8, 8))
-        with pytest.raises(AttachError, match="Dropout or a copy between them"):
+        with pytest.raises(AttachError, match="Dropout, a copy or a change in place"):
             model(torch.randn(8, 8))
+
+
+def between(change):
+    """Two branches with something that happens to their tensor in between."""
+
+    class Between(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.wide, self.deep = nn.Identity(), nn.Identity()
+
+        def forward(self, x):
+            return self.wide(x), self.deep(change(x))
+
+    return Between()
+
+
+@pytest.mark.parametrize("change", [lambda x: x.mul_(2), lambda x: x.detach(), lambda x: x.clone()])
+def test_a_tensor_that_changes_between_two_branches_is_not_shared(change):
+    model = between(change)
+    tl.attach(model, FIELDS, at=["wide", "deep"])
+    with pytest.raises((AttachError, FieldError), match="16 with those of the sites before"):
+        model(torch.randn(4, 8).requires_grad_() * 1)
+
+
+@pytest.mark.parametrize("view", [lambda x: x, lambda x: x.flatten(1), lambda x: x.view(x.shape), lambda x: x[:, :]])
+@pytest.mark.parametrize("rows", [0, 1, 4])
+@pytest.mark.parametrize("strided", [False, True])
+def test_views_of_the_whole_tensor_are_shared_in_eval_too(view, rows, strided):
+    model = between(view).eval()
+    tl.attach(model, FIELDS, at=["wide", "deep"])
+    with torch.inference_mode():
+        wide, deep = model(torch.randn(rows, 9)[:, :8] if strided else torch.randn(rows, 8))
+    assert torch.equal(wide, deep)
+
+
+def test_a_mixture_of_training_is_not_served_in_eval():
+    model = between(lambda x: x)
+    tl.attach(model, FIELDS, at=["wide", "deep"], init=0.0, example=torch.randn(4, 8))
+    x = torch.randn(4, 8)
+    model.wide(x)  # called by itself, so the pass does not end
+    with pytest.raises(AttachError, match="but now another one"):
+        model.eval().deep(x)
+
+
+def test_a_submodule_with_two_names_is_one_site():
+    model = nn.Module()
+    model.a = model.b = nn.Linear(8, 1)
+    with pytest.raises(AttachError, match="names one submodule twice"):
+        tl.attach(model, FIELDS, at=["a", "b"])
 
 
 @pytest.mark.parametrize("at", [["wide", "deep"], ["deep", "wide"]])
@@ -399,6 +459,17 @@ def test_keyword_calls_gate_the_first_parameter():
     x = torch.randn(8, 8)
     model(mask=torch.zeros(8, 8), x=x)
     torch.testing.assert_close(plugin.gates.means(), x.mean(0))
+    plugin.detach()
+
+    class Caller(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = Masked()
+
+        def forward(self, x):
+            return self.inner(mask=torch.zeros(8, 1), x=x)
+
+    tl.attach(Caller(), FIELDS, at="inner", example=x)  # the example is read in the same way
 
 
 # Containers
@@ -598,7 +669,7 @@ def replicate(network):
 
 @pytest.mark.parametrize(("build", "at"), [(mlp, "0"), (WideAndDeep, ["wide", "deep"])])
 def test_data_parallel_replicas_use_their_own_gates_and_gradients_arrive(build, at):
-    model = build().eval()
+    model = build()
     plugin = tl.attach(model, FIELDS, at=at, init=0.0, seed=0)
     x = torch.randint(0, 10, (16, 3)) if build is WideAndDeep else torch.randn(16, 8)
     replica = replicate(model)
@@ -942,7 +1013,7 @@ def test_the_site_is_named_in_what_goes_wrong_there():
 
 def test_an_example_finds_wrong_widths_before_anything_changes():
     model = mlp()
-    with pytest.raises(FieldError, match="receives 8 columns"):
+    with pytest.raises(FieldError, match=r"at='0' \(input\) receives 8 columns, but the fields sum to 9"):
         tl.attach(model, {"a": 9}, at="0", example=torch.randn(4, 8))
     assert "LeAP" not in repr(model)
     with pytest.raises(AttachError, match="never calls 'unused'"):

@@ -4,7 +4,6 @@ import re
 from pathlib import Path
 
 import pytest
-import torch
 
 ROOT = Path(__file__).parent.parent
 
@@ -15,7 +14,6 @@ def blocks(path, language):
 
 def run(path, monkeypatch, tmp_path, capsys):
     monkeypatch.chdir(tmp_path)
-    torch.manual_seed(0)
     namespace = {}
     for code in blocks(path, "python"):
         exec(compile(code, path, "exec"), namespace)

@@ -56,6 +56,12 @@ def test_the_most_common_of_many_rare_values_is_rare():
     assert float(torch.cat(shares).mean()) < 0.003
 
 
+def test_float64_rows_that_differ_beyond_float32_differ():
+    sample = 1.7e9 + 60 * torch.rand(100, 1, dtype=torch.float64)
+    share, _ = most_common(sample, torch.zeros(1, dtype=torch.int64), 1)
+    assert float(share) == 0.0
+
+
 def test_minus_zero_is_zero():
     share, _ = most_common(torch.tensor([[0.0], [-0.0], [-0.0], [0.0]]), torch.zeros(1, dtype=torch.int64), 1)
     assert float(share) == 1.0

@@ -91,9 +91,9 @@ class LeAP(nn.Module):
         start = torch.initial_seed() if seed is None else int(seed)
         self.register_buffer("seed", torch.tensor((start + (1 << 63)) % (1 << 64) - (1 << 63)))  # wrapped to int64
         self._warm_up_ahead = warmup > 0
-        self.place = "The gates"  # how error messages call this module; attach() writes its site here
+        self.place = "LeAP"  # how error messages call this module; attach() writes its site here
         self.fields: Fields | None = None
-        self.passed: dict[str, tuple[Any, Any]] = {}  # with several sites: what each received and returned in this pass
+        self.passed: dict[str, Any] = {}  # with several sites: what each received and returned in this pass
         self._mask: Tensor | None = None  # (D,) bool, set by masked()
         self.theta = nn.Parameter(torch.empty(0, dtype=torch.promote_types(torch.get_default_dtype(), torch.float32)))
         guard(self)
@@ -114,13 +114,13 @@ class LeAP(nn.Module):
                 self.lay_out(fields)
             return
         like = self.theta.detach()
-        gate = torch.tensor(fields.gates, device=like.device)
         count = max(fields.gates) + 1
         self.fields = fields
-        self.field_gate = gate
-        self.column_gate = gate.repeat_interleave(torch.tensor(fields.widths, device=like.device))
-        protected = torch.tensor([field.protected for field in fields], device=like.device)
-        self.free = like.new_ones(count).index_fill_(0, gate[protected], 0.0)
+        self.field_gate = torch.tensor(fields.gates, device=like.device)
+        widths = torch.tensor(fields.widths, device=like.device)
+        self.column_gate = self.field_gate.repeat_interleave(widths, output_size=fields.dims)
+        protected = {gate for field, gate in zip(fields, fields.gates, strict=True) if field.protected}
+        self.free = like.new_tensor([0.0 if gate in protected else 1.0 for gate in range(count)])
         self.theta.data = like.new_full((count,), self.init)
         self.steps = torch.zeros(count, dtype=torch.int64, device=like.device)
         for name in ("distance", "square", "common", "spread"):
@@ -197,6 +197,7 @@ class LeAP(nn.Module):
         average = self.distance / seen if self.divergence == "mean" else (self.square / seen).sqrt()
         if not self.normalize:
             return average
+        # NOTE[PAPER] Ours: in these units, rescaling or shifting a field changes nothing, while width and sparsity count.
         unit = (self.spread / (seen - self.common).clamp_min(1e-12)).sqrt()  # RMS value of the rows not at the default
         return torch.where(unit > 0, average / unit.clamp_min(1e-30), torch.zeros_like(average))
 
@@ -281,7 +282,10 @@ class LeAP(nn.Module):
 
     @contextmanager
     def masked(self, kept: Iterable[str]) -> Iterator[None]:
-        """Within this context every field that is not in `kept` is its running mean; the kept ones are as in eval()."""
+        """Within this context every field that is not in `kept` is its running mean; the kept ones are as in eval().
+
+        Nested contexts add up: a field is kept if all of them keep it.
+        """
         fields = self.known_fields()
         if not bool((self.steps > 0).all()):
             raise FieldError(
@@ -290,7 +294,8 @@ class LeAP(nn.Module):
         mask = torch.zeros(fields.dims, dtype=torch.bool)
         for name in kept:
             mask[fields.columns(name)] = True
-        outer, self._mask = self._mask, mask.to(self.theta.device)
+        outer, mask = self._mask, mask.to(self.theta.device)
+        self._mask = mask if outer is None else mask & outer
         try:
             yield
         finally:
@@ -350,8 +355,8 @@ class LeAP(nn.Module):
         return self
 
     def __getstate__(self) -> dict[str, Any]:
-        """Copies do not take the tensors of an unfinished pass along."""
-        return {**self.__dict__, "passed": {}}
+        """Copies take along neither the tensors of an unfinished pass nor a mask, which ends with its context."""
+        return {**self.__dict__, "passed": {}, "_mask": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """A copy and an unpickled module have a theta of their own to guard."""

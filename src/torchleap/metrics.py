@@ -33,7 +33,9 @@ def gauc(labels: Rows, scores: Rows, groups: Rows) -> float:
     0.5
     """
     labels, scores = _checked(labels, scores)
-    names = (groups.detach().cpu().double().numpy() if isinstance(groups, Tensor) else np.asarray(groups)).reshape(-1)
+    if isinstance(groups, Tensor):
+        groups = (groups.double() if groups.is_floating_point() else groups).detach().cpu()  # numpy has no bfloat16
+    names = np.asarray(groups).reshape(-1)
     if len(names) != len(labels):
         raise MetricError(f"Expected one group a row, but found {len(labels)} rows and {len(names)} groups.")
     try:
@@ -54,13 +56,13 @@ def log_loss(labels: Rows, probabilities: Rows) -> float:
     >>> round(log_loss([0, 1], [0.1, 0.9]), 4)
     0.1054
     """
+    tiny = _resolution(probabilities)
     labels, probabilities = _checked(labels, probabilities)
     if probabilities.min() < 0 or probabilities.max() > 1:
         raise MetricError(
             f"log_loss expects probabilities between 0 and 1, but found {probabilities.min():.4g} to {probabilities.max():.4g}. "
             "Apply a sigmoid to logits first."
         )
-    tiny = np.finfo(np.float64).eps
     clipped = np.clip(probabilities, tiny, 1 - tiny)
     return float(-np.mean(labels * np.log(clipped) + (1 - labels) * np.log1p(-clipped)))
 
@@ -117,6 +119,12 @@ def _checked(labels: Rows, scores: Rows) -> tuple[Floats, Floats]:
     if not np.isfinite(score).all():
         raise MetricError(f"Expected finite scores, but {int((~np.isfinite(score)).sum())} of {len(score)} are NaN or infinite.")
     return label, score
+
+
+def _resolution(values: Rows) -> float:
+    """How near to 1 a probability can come in the precision that it was given in, float32 at the least."""
+    coarse = values.dtype.itemsize < 8 if isinstance(values, Tensor | np.ndarray) else False
+    return float(np.finfo(np.float32 if coarse else np.float64).eps)
 
 
 def _flat(values: Rows) -> Floats:

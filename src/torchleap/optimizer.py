@@ -87,6 +87,7 @@ class GateOptimizer(Optimizer):
         state["exp_avg_sq"].lerp_(gradient.square(), 1 - beta2)
         first = state["exp_avg"] / (1 - beta1 ** state["step"])
         second = state["exp_avg_sq"] / (1 - beta2 ** state["step"])
+        # NOTE[PAPER] Ours: the paper's penalty goes through Adam with the task's gradient and needs a weight for each data set.
         signal = first / (second.sqrt() + group["eps"])
         moved = (theta - group["lr"] * (signal + group["strength"])).clamp(-group["bound"], group["bound"])
         theta.copy_(torch.where(self._gates.free > 0, moved, theta))  # a protected gate stays where it is

@@ -54,6 +54,7 @@ def attach(
     elif gates.fields is None and len(sites) > 1:
         raise AttachError("Several sites need fields=, or example= to learn them from: the first batch comes too late for all.")
     _follow(model, sites, gates)
+    gates.train(find_module(model, sites[0].at).training)
     gates.place = " and ".join(site.label for site in sites)
     for site in sites:
         site.hold(find_module(model, site.at), gates)
@@ -245,6 +246,8 @@ def _plan_sites(model: nn.Module, names: list[str], side: Side, gates: LeAP) -> 
         raise AttachError(f"This model has gates already, {site.label}. Call detach() on its plugin first.")
     if any(module is gates for module in model.modules()):
         raise AttachError("These gates are a part of the model already; attach() needs gates of their own.")
+    if len({id(find_module(model, name)) for name in names}) < len(names):
+        raise AttachError(f"at={names} names one submodule twice, under two names. Name it once.")
     sites = [Site(name, side, find_module(model, name)) for name in names]
     for site in sites:
         site.siblings = tuple(sites)
@@ -265,6 +268,7 @@ def _try_out(model: nn.Module, sites: list[Site], gates: LeAP, example: Any) -> 
         gates.lay_out(Fields([field for fields in found for field in fields]))
     trial = LeAP(gates.fields).eval()
     _follow(model, sites, trial)
+    trial.place = gates.place = " and ".join(site.label for site in sites)
     for site in sites:
         if len(sites) == 1:
             site.gate_value(trial, seen[site.at])
@@ -282,7 +286,7 @@ def _watch(model: nn.Module, sites: list[Site], example: Any) -> list[tuple[Site
         if site.side == "input":
 
             def see_input(_: Any, args: Any, kwargs: Any, site: Site = site) -> None:
-                seen.append((site, args[0] if args else next(iter(kwargs.values()), None)))
+                seen.append((site, site.first_argument(args, kwargs)[0]))
 
             handles.append(module.register_forward_pre_hook(see_input, with_kwargs=True))
         else:

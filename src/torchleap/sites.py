@@ -66,14 +66,21 @@ class Site:
 
     def gate_input(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
         """Gate the first argument of the call."""
+        value, name = self.first_argument(args, kwargs)
+        if name is None:
+            return (self.gate(module, value), *args[1:]), kwargs
+        return args, {**kwargs, name: self.gate(module, value)}
+
+    def first_argument(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, str | None]:
+        """What the module is called with: the first argument by position or, with its name, by keyword."""
         if args:
-            return (self.gate(module, args[0]), *args[1:]), kwargs
+            return args[0], None
         if not kwargs:
             raise AttachError(
                 f"{self.label}: expected an input to gate, but the module is called without one. Use side='output'."
             )
         name = self.first_parameter if self.first_parameter in kwargs else next(iter(kwargs))
-        return args, {**kwargs, name: self.gate(module, kwargs[name])}
+        return kwargs[name], name
 
     def gate_output(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
         """Gate what the module returns."""
@@ -84,22 +91,24 @@ class Site:
         gates = self.gates(module)
         if len(self.siblings) == 1:
             return self.gate_value(gates, value)
+        state = _state(gates, value)
         if self.at in gates.passed:  # this site is reached again, so a new pass has begun
             gates.passed = {}
-        for at, (earlier, output) in gates.passed.items():
-            if same_tensor(earlier, value):
+        for at, (earlier, earlier_state, output) in gates.passed.items():
+            if same_tensor(earlier, value) and earlier_state == state:
                 self.columns = next(site.columns for site in self.siblings if site.at == at)
                 return output.reshape(value.shape) if earlier is not value else output
         for site in self.siblings:
             if self.columns is not None and site.columns == self.columns and site.at in gates.passed:
                 raise AttachError(
                     f"{self.label} received the same tensor as at={site.at!r} before, but now another one. "
-                    "Dropout or a copy between them? Choose the output of the submodule that produces the tensor (side='output')."
+                    "Dropout, a copy or a change in place between them? "
+                    "Choose the output of the submodule that produces the tensor (side='output')."
                 )
         if self.columns is None:
             self.columns = self.find_columns(gates.known_fields(), value)
         output = self.gate_value(gates, value)
-        gates.passed = {**gates.passed, self.at: (value, output)}
+        gates.passed = {**gates.passed, self.at: (value, state, output)}
         return output
 
     def gate_value(self, gates: LeAP, value: Any) -> Any:
@@ -194,8 +203,16 @@ def same_tensor(one: Any, other: Any) -> bool:
         return True
     if torch.compiler.is_compiling() or not (isinstance(one, Tensor) and isinstance(other, Tensor)):
         return False
-    whole = one.is_contiguous() and other.is_contiguous() and one.numel() == other.numel() and one.dtype == other.dtype
-    return whole and one.numel() > 0 and one.data_ptr() == other.data_ptr()
+    alike = one.numel() == other.numel() and one.dtype == other.dtype and one.requires_grad == other.requires_grad
+    placed = (one.shape, one.stride()) == (other.shape, other.stride()) or (one.is_contiguous() and other.is_contiguous())
+    return alike and placed and one.data_ptr() == other.data_ptr()
+
+
+def _state(gates: LeAP, value: Any) -> tuple[Any, ...]:
+    """What has to be unchanged for a gated tensor to serve another site: mode, gradients, and the values themselves."""
+    if torch.compiler.is_compiling() or not isinstance(value, Tensor) or value.is_inference():
+        return (gates.training, torch.is_grad_enabled())
+    return (gates.training, torch.is_grad_enabled(), value._version)
 
 
 def _not_fields(value: Any, label: str) -> AttachError | FieldError:

@@ -38,6 +38,7 @@ def _row_codes(sample: Tensor, column_gate: Tensor, gates: int) -> Tensor:
 
     Integer sums do not depend on their order, so equal rows agree exactly whatever their place in the batch.
     """
-    bits = (sample.float() + 0.0).view(torch.int32).long()  # + 0.0 turns -0.0 into 0.0
+    wide = sample + 0.0  # turns -0.0 into 0.0
+    bits = wide.view(torch.int64) if wide.dtype == torch.float64 else wide.float().view(torch.int32).long()
     weight = scramble(torch.arange(sample.shape[1], device=sample.device)) | 1  # (D,), odd
     return bits.new_zeros(sample.shape[0], gates).index_add_(1, column_gate, bits * weight)

@@ -51,6 +51,7 @@ def permutations(seed: Tensor, steps: Tensor, rows: int, first_gate: int = 0) ->
 
     Returns: (G, rows) int64
     """
+    # NOTE[PAPER] Uniform as in the paper, but without a generator: nothing to save, and a resume repeats them bit for bit.
     gates = torch.arange(first_gate, first_gate + steps.shape[0], device=steps.device)
     stream = scramble(scramble(seed + _GOLDEN * (steps + 1)) + _GOLDEN * (gates + 1))  # (G,)
     row = torch.arange(rows, device=steps.device)
