@@ -514,6 +514,54 @@ def test_columns_that_several_sites_do_not_fill_are_refused():
         model(torch.randn(4, 9))
 
 
+def test_something_else_in_the_place_of_the_gates_is_refused():
+    model = nn.Linear(8, 1)
+    tl.attach(model, FIELDS)
+    model.torchleap = nn.Identity()
+    with pytest.raises(AttachError, match="expected the gates at 'torchleap', but found Identity"):
+        model(torch.randn(4, 8))
+
+
+def test_several_sites_refuse_what_is_no_tensor():
+    class Tuples(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.user, self.item = nn.Identity(), nn.Identity()
+
+        def forward(self, x):
+            return self.user(x), self.item((x, x))
+
+    model = Tuples()
+    tl.attach(model, {"a": 8, "b": 8}, at=["user", "item"])
+    with pytest.raises(AttachError, match="found tuple"):
+        model(torch.randn(4, 8))
+
+
+def test_a_site_that_is_reached_twice_is_gated_at_each_call():
+    class Towers(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.user, self.item = nn.Identity(), nn.Identity()
+
+        def forward(self, x, other):
+            return self.user(x), self.item(x), self.user(other), self.item(other)
+
+    model = Towers()
+    plugin = tl.attach(model, FIELDS, at=["user", "item"], init=-20.0)
+    first, again, second, once_more = model(torch.zeros(4, 8), torch.ones(4, 8))
+    assert first is again
+    assert second is once_more
+    assert not torch.equal(first, second)
+    assert plugin.gates.steps.tolist() == [2, 2, 2]
+
+
+def test_an_example_is_watched_at_the_output_too():
+    model = mlp()
+    with pytest.raises(FieldError, match=r"at='0' \(output\) receives 16 columns, but the fields sum to 8"):
+        tl.attach(model, FIELDS, at="0", side="output", example=torch.randn(4, 8))
+    tl.attach(model, {"hidden": 16}, at="0", side="output", example=torch.randn(4, 8))
+
+
 def test_a_layer_with_that_name_already_is_refused():
     model = nn.Linear(8, 1)
     model.torchleap = 3

@@ -230,7 +230,7 @@ class Plugin:
         if self.gates.warming_up:
             return f"select() needs trained gates, but they are still warming up: batch {steps} of warmup={self.gates.warmup}."
         return (
-            f"select() needs trained gates, but after {plural(steps, 'batch')[:-1]}{'es' if steps > 1 else 'h'} none has moved. "
+            f"select() needs trained gates, but after {plural(steps, 'training step')} none has moved. "
             "The optimizer was probably built before attach(), so it does not hold the gates: build it afterwards. "
             "Also add plugin.penalty() to the loss, or use plugin.optimizer()."
         )
