@@ -3,12 +3,15 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
 RUN := $(VENV)/bin/python
 READY := $(VENV)/.ready
+KERNEL := $(wildcard src/torchleap/mix/kernel* src/torchleap/mix/build.py)
+TRITON := .venv-triton
 
-.PHONY: help setup demo test lint format type bench picture clean
+.PHONY: help setup demo test test-triton lint format type bench picture clean
 
 help:
 	@echo "make demo     train a small model with LeAP on data with a known truth (about a minute)"
 	@echo "make test     run the tests"
+	@echo "make test-triton  test the GPU kernel in Triton's interpreter (downloads a gigabyte)"
 	@echo "make lint     ruff: check and format check"
 	@echo "make type     mypy --strict on src"
 	@echo "make bench    what LeAP costs a training step, as ratios"
@@ -16,7 +19,7 @@ help:
 
 setup: $(READY)
 
-$(READY): pyproject.toml constraints.txt
+$(READY): pyproject.toml constraints.txt hatch_build.py $(KERNEL)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "torchleap needs Python 3.11 or newer, but found " + sys.version)'
 	@echo "Setting up $(VENV): a minute or two, once."
 	$(PYTHON) -m venv $(VENV)
@@ -28,6 +31,17 @@ demo: $(READY)
 
 test: $(READY)
 	$(RUN) -m pytest -n auto
+
+# Triton is a gigabyte, so it has a virtual environment of its own. No GPU is needed.
+test-triton: $(TRITON)/.ready
+	TRITON_INTERPRET=1 $(TRITON)/bin/python -m pytest tests/mix/test_triton.py
+	$(TRITON)/bin/python -m pytest tests/mix/test_triton.py
+
+$(TRITON)/.ready: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(TRITON)
+	$(TRITON)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e . pytest hypothesis
+	$(TRITON)/bin/python -m pip install --quiet --disable-pip-version-check triton
+	@touch $@
 
 lint: $(READY)
 	$(RUN) -m ruff check .
@@ -47,4 +61,4 @@ picture: $(READY)
 	$(RUN) examples/demo.py --picture docs/images/gates.png
 
 clean:
-	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(TRITON) src/torchleap/mix/*.so build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,56 +1,84 @@
-"""What LeAP costs a training step, as a ratio to the same step without it, measured side by side in one run.
+"""What LeAP costs a training step, as a ratio to the same step without it, all versions interleaved in one run.
 
-    python benchmarks/overhead.py [--repeats 9]
+    python benchmarks/overhead.py            # all cases, some twenty minutes on two cores
+    python benchmarks/overhead.py --quick    # about a minute: the same cases with few repeats, without the largest batch
 
-Each row interleaves the bare step, the step with the gates, and the step with the paper's Algorithm 1 as a loop over fields,
-and prints the medians as ratios to the bare step.
+Columns: `loop` is the paper's Algorithm 1, a Python loop over fields; `gather` is the definition, mix/reference.py; `torch` is
+the plain PyTorch version for machines without a compiler or with another device; `torchleap` is what an attached model uses
+here. A step is forward, loss with penalty, backward and Adam; the medians of the ratios to the bare step of the same round.
+
+Memory is that of one mixing step, forward and backward, beyond input, output and incoming gradient, in copies of the input.
 """
 
 import argparse
+import os
 import random
 import statistics
+import subprocess
+import sys
+import threading
 import time
 from collections.abc import Callable
+from contextlib import contextmanager
 from itertools import pairwise
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
 import torchleap as tl
-from torchleap.mix import permutations
+from torchleap.mix import Draw, choose, streams
+
+VERSIONS = ("bare", "loop", "gather", "torch", "torchleap")
+BACKEND = {"gather": "reference", "torch": "torch", "torchleap": ""}
 
 
 class LoopOverFields(tl.LeAP):
     """The same module with the mixing step written as the paper's Algorithm 1."""
 
     def _mix_with_permuted_rows(self, x: Tensor, columns: slice) -> Tensor:
-        order = permutations(self.seed, self.steps, x.shape[0])
         blocks, gate = [], self.gate()
-        distance, square = [], []
+        distance = []
         for i, block in enumerate(x.split(self.known_fields().widths, dim=1)):
-            shuffled = block.detach()[order[i]]
+            shuffled = block.detach()[torch.randperm(x.shape[0])]
             blocks.append(gate[i] * block + (1 - gate[i]) * shuffled)
-            change = (block.detach() - shuffled).square().sum(1)
-            distance.append(change.sqrt().mean())
-            square.append(change.mean())
-        self._average(self.distance, torch.stack(distance))
-        self._average(self.square, torch.stack(square))
+            distance.append((block.detach() - shuffled).norm(dim=1).mean())
+        self.distance.lerp_(torch.stack(distance), 1 - self.momentum)
+        self.square.lerp_(torch.stack(distance).square(), 1 - self.momentum)
         self.steps.add_(1)
         return torch.cat(blocks, dim=1)
 
 
-def make_step(widths: list[int], hidden: list[int], rows: int, gates: tl.LeAP | None) -> Callable[[], None]:
+@contextmanager
+def backend(version: str):  # noqa: ANN201
+    before = os.environ.get("TORCHLEAP_MIX")
+    os.environ["TORCHLEAP_MIX"] = BACKEND.get(version, "")
+    try:
+        yield
+    finally:
+        os.environ["TORCHLEAP_MIX"] = before or ""
+
+
+def fields_of(widths: list[int]) -> tl.Fields:
+    return tl.Fields({f"f{i}": width for i, width in enumerate(widths)})
+
+
+def make_step(widths: list[int], hidden: list[int], rows: int, version: str) -> Callable[[], None]:
     torch.manual_seed(0)
     sizes = [sum(widths), *hidden]
     layers = [layer for a, b in pairwise(sizes) for layer in (nn.Linear(a, b), nn.ReLU())]
     model = nn.Sequential(*layers, nn.Linear(sizes[-1], 1))
-    plugin = None if gates is None else tl.attach(model, at="0", gates=gates)
+    plugin = None
+    if version != "bare":
+        gates = (LoopOverFields if version == "loop" else tl.LeAP)(fields_of(widths), seed=0)
+        plugin = tl.attach(model, at="0", gates=gates)
     optimizer = torch.optim.Adam(model.parameters())
     x = torch.randn(rows, sum(widths), requires_grad=True)  # as behind an embedding
     y = torch.randint(2, (rows, 1)).float()
 
     def step() -> None:
         optimizer.zero_grad()
+        x.grad = None
         loss = nn.functional.binary_cross_entropy_with_logits(model(x), y)
         (loss if plugin is None else loss + plugin.penalty()).backward()
         optimizer.step()
@@ -58,36 +86,108 @@ def make_step(widths: list[int], hidden: list[int], rows: int, gates: tl.LeAP | 
     return step
 
 
-def ratios(widths: list[int], hidden: list[int], rows: int, repeats: int) -> tuple[float, list[float]]:
-    fields = tl.Fields({f"f{i}": width for i, width in enumerate(widths)})
-    steps = [make_step(widths, hidden, rows, gates) for gates in (None, tl.LeAP(fields, seed=0), LoopOverFields(fields, seed=0))]
-    seconds: list[list[float]] = [[] for _ in steps]
+def step_ratios(widths: list[int], hidden: list[int], rows: int, repeats: int) -> tuple[float, dict[str, float]]:
+    """Milliseconds of the bare step, and for each version the median ratio to the bare step of its round."""
+    steps = {version: make_step(widths, hidden, rows, version) for version in VERSIONS}
+    seconds: dict[str, list[float]] = {version: [] for version in VERSIONS}
     for repeat in range(repeats + 1):
-        for step, times in zip(steps, seconds, strict=True):
-            start = time.perf_counter()
-            step()
+        for version, step in steps.items():
+            with backend(version):
+                start = time.perf_counter()
+                step()
             if repeat:  # the first round warms up
-                times.append(time.perf_counter() - start)
-    medians = [statistics.median(times) for times in seconds]
-    return medians[0], [median / medians[0] for median in medians[1:]]
+                seconds[version].append(time.perf_counter() - start)
+    ratios = {
+        version: statistics.median(own / bare for own, bare in zip(seconds[version], seconds["bare"], strict=True))
+        for version in VERSIONS
+    }
+    return 1e3 * statistics.median(seconds["bare"]), ratios
+
+
+def resident() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def measure_memory(widths: list[int], rows: int, version: str) -> float:
+    """Peak resident memory of one mixing step beyond input, output and incoming gradient, in copies of the input."""
+    column_gate = torch.arange(len(widths)).repeat_interleave(torch.tensor(widths))
+    x = torch.randn(rows, sum(widths), requires_grad=True)
+    gate = torch.rand(len(widths), requires_grad=True)
+    grad = torch.randn(rows, sum(widths))
+    steps = torch.zeros(len(widths), dtype=torch.int64)
+
+    def run() -> None:
+        if version == "loop":
+            orders = Draw(streams(torch.tensor(0), steps), "cyclic").permutations(rows)
+            pieces = []
+            for i, block in enumerate(x.split(widths, dim=1)):
+                shuffled = block.detach()[orders[i]]
+                pieces.append(gate[i] * block + (1 - gate[i]) * shuffled)
+                (block.detach() - shuffled).norm(dim=1).mean()
+            output = torch.cat(pieces, dim=1)
+        else:
+            output = tl.mix.mix(x, gate, column_gate, torch.tensor(0), steps).output
+        torch.autograd.grad(output, (x, gate), grad)
+
+    torch.autograd.grad(tl.mix.mix(x[:4], gate, column_gate, torch.tensor(0), steps).output.sum(), gate)  # load everything
+    before, peak, done = resident(), 0, threading.Event()
+
+    def watch() -> None:
+        nonlocal peak
+        while not done.is_set():
+            peak = max(peak, resident())
+            time.sleep(0.0002)
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    run()
+    done.set()
+    watcher.join()
+    copy = x.numel() * x.element_size()
+    return (peak - before) / copy - 1  # less the output
+
+
+def memory_of(case: str, version: str, quick: bool) -> float:
+    """In a process of its own, where nothing was freed before that could be used again."""
+    environment = {**os.environ, "TORCHLEAP_MIX": BACKEND.get(version, ""), "MALLOC_MMAP_THRESHOLD_": "65536"}
+    command = [sys.executable, __file__, "--memory-of", case, version, *(["--quick"] if quick else [])]
+    return float(subprocess.run(command, capture_output=True, text=True, check=True, env=environment).stdout)
+
+
+def cases(quick: bool) -> dict[str, tuple[list[int], list[int], int, int]]:
+    """Name: widths, layers, rows, repeats."""
+    dice = random.Random(0)
+    mixed = [dice.choice([1, 1, 1, 1, 4, 8, 8, 16, 16, 32, 64, 128]) for _ in range(511)] + [256]
+    return {
+        f"(a) 512 fields, {sum(mixed):,} dimensions, MLP 1024-512-256, batch {rows}": (mixed, [1024, 512, 256], rows, repeats)
+        for rows, repeats in ([(512, 3), (2048, 3)] if quick else [(512, 15), (2048, 11), (4096, 5)])
+    } | {
+        "(b) 39 fields x 8, MLP 32-16, batch 4096": ([8] * 39, [32, 16], 4096, 15 if quick else 101),
+        "(c) 2,000 fields x 1, MLP 256-128, batch 2048": ([1] * 2000, [256, 128], 2048, 3 if quick else 15),
+    }
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--repeats", type=int, default=9)
-    repeats = parser.parse_args().repeats
-    dice = random.Random(0)
-    mixed = [dice.choice([1, 1, 1, 4, 8, 16, 32, 64, 256]) for _ in range(256)]
-    cases = {
-        f"256 fields, {sum(mixed):,} dimensions, MLP 1024-512-256, batch 512": (mixed, [1024, 512, 256], 512),
-        "39 fields x 8, MLP 32-16, batch 4096": ([8] * 39, [32, 16], 4096),
-        "1,000 fields x 1, MLP 256-128, batch 1024": ([1] * 1000, [256, 128], 1024),
-    }
-    print(f"torch {torch.__version__}, {torch.get_num_threads()} threads; ratios to the bare step, medians of {repeats}")
-    print(f"{'':66}{'bare ms':>9}{'torchleap':>11}{'loop':>7}")
-    for name, (widths, hidden, rows) in cases.items():
-        bare, (ours, loop) = ratios(widths, hidden, rows, repeats)
-        print(f"{name:66}{1e3 * bare:9.1f}{ours:11.2f}{loop:7.2f}", flush=True)
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--case", help="only the cases whose name contains this")
+    parser.add_argument("--memory-of", nargs=2, metavar=("CASE", "VERSION"), help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.memory_of:
+        name, version = options.memory_of
+        widths, _, rows, _ = cases(options.quick)[name]
+        print(measure_memory(widths, rows, version))
+        return
+    print(f"torch {torch.__version__}, {torch.get_num_threads()} threads; torchleap mixes by {choose(torch.zeros(2, 2))!r}")
+    print(f"{'step, as a ratio to the bare one':72}{'bare ms':>9}" + "".join(f"{version:>11}" for version in VERSIONS[1:]))
+    chosen = {name: case for name, case in cases(options.quick).items() if (options.case or "") in name}
+    for name, (widths, hidden, rows, repeats) in chosen.items():
+        bare, ratios = step_ratios(widths, hidden, rows, repeats)
+        print(f"{name:72}{bare:9.1f}" + "".join(f"{ratios[version]:11.2f}" for version in VERSIONS[1:]), flush=True)
+    print(f"{'extra memory of the mixing step, in copies of the input':72}")
+    for name in chosen:
+        numbers = "".join(f"{memory_of(name, version, options.quick):11.2f}" for version in VERSIONS[1:])
+        print(f"{name:72}{'':9}{numbers}", flush=True)
 
 
 if __name__ == "__main__":

@@ -28,6 +28,22 @@ def mixed_row_by_row(x, widths, gates, permutations):
     return output, distance, square
 
 
+def shuffled_by_hand(stream, rows):
+    """Fisher and Yates' shuffle from the inside out; each 64-bit hash of the stream decides two rows."""
+    mask = (1 << 64) - 1
+    order = [0] * rows
+    for row in range(rows):
+        value = (stream + 0x9E3779B97F4A7C15 * (row // 2)) & mask
+        value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & mask
+        value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & mask
+        value ^= value >> 31
+        dice = value >> 32 if row % 2 else value & 0xFFFFFFFF
+        other = dice * (row + 1) >> 32
+        order[row] = order[other]
+        order[other] = row
+    return order
+
+
 def bias_corrected_average(values, momentum):
     """The exponentially weighted mean of all values so far."""
     weights = [momentum ** (len(values) - 1 - step) for step in range(len(values))]

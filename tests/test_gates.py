@@ -12,7 +12,7 @@ from torch import nn
 
 from tests.slow import bias_corrected_average, mixed_row_by_row
 from torchleap import Field, FieldError, Fields, LeAP
-from torchleap.mix import permutations
+from torchleap.mix import Draw, streams
 from torchleap.selection import select
 
 WIDTHS = st.lists(st.sampled_from([1, 2, 5, 16]), min_size=1, max_size=5)
@@ -37,7 +37,7 @@ def test_training_mixes_as_the_definition_says(widths, rows, seed, floor):
     values = torch.linspace(0.1, 0.9, len(widths)).tolist()
     set_gates(gates, values)
     x = torch.randn(rows, sum(widths), dtype=torch.float64)
-    order = permutations(gates.seed, gates.steps, rows)
+    order = Draw(streams(gates.seed, gates.steps)).permutations(rows)
     shares = [floor + (1 - floor) * value for value in values]
     expected, _, _ = mixed_row_by_row(x, widths, shares, order)
     torch.testing.assert_close(gates(x), expected, rtol=1e-6, atol=1e-6)
@@ -54,7 +54,7 @@ def test_divergence_is_the_bias_corrected_average_of_the_batches(widths, steps, 
     seen = []
     for _ in range(steps):
         x = torch.randn(8, sum(widths), dtype=torch.float64)
-        order = permutations(gates.seed, gates.steps, 8)
+        order = Draw(streams(gates.seed, gates.steps)).permutations(8)
         _, distance, square = mixed_row_by_row(x, widths, [0.0] * len(widths), order)
         seen.append(distance if form == "mean" else square)
         gates(x)

@@ -13,7 +13,6 @@ ROOMS = (
     "fields",
     "metrics",
     "mix",
-    "sparsity",
     "guard",
     "gates",
     "optimizer",

@@ -16,9 +16,8 @@ from torch import Tensor, nn
 from .errors import FieldError
 from .fields import Field, Fields
 from .guard import guard
-from .mix import Mixed, mix, permutations
-from .settings import Divergence, Settings, check
-from .sparsity import SAMPLE_ROWS, most_common
+from .mix import Mixed, mix
+from .settings import Divergence, Settings, Shuffle, check
 
 
 class LeAP(nn.Module):
@@ -38,6 +37,8 @@ class LeAP(nn.Module):
             counts as constant and is priced as the median; above the second times the median the price no longer grows.
         init: Where theta starts; 1 with temperature 0.2 is a gate of 0.993.
         warmup: Batches, held-out ones included, during which the gates stay at 1 while the divergence is already measured.
+        shuffle: "uniform" draws a permutation for each gate, as the paper; "cyclic" shifts one random order of the rows by a
+            random distance for each gate, which is cheaper where there are many narrow fields or no native kernel.
         floor: Smallest share of the clean path in training, so that a closed field is still seen and can come back.
         seed: Of the permutations; None follows `torch.manual_seed` without drawing from it.
 
@@ -74,6 +75,7 @@ class LeAP(nn.Module):
         init: float = 1.0,  # theta at step 0
         warmup: int = 0,
         floor: float = 0.0,
+        shuffle: Shuffle = "uniform",
         seed: int | None = None,
     ) -> None:
         super().__init__()
@@ -87,6 +89,7 @@ class LeAP(nn.Module):
         self.init = init
         self.warmup = warmup
         self.floor = floor
+        self.shuffle: Shuffle = shuffle
         check({**self.settings, "seed": seed})
         start = torch.initial_seed() if seed is None else int(seed)
         self.register_buffer("seed", torch.tensor((start + (1 << 63)) % (1 << 64) - (1 << 63)))  # wrapped to int64
@@ -94,6 +97,7 @@ class LeAP(nn.Module):
         self.place = "LeAP"  # how error messages call this module; attach() writes its site here
         self.fields: Fields | None = None
         self.passed: dict[str, Any] = {}  # with several sites: what each received and returned in this pass
+        self._protects = False  # whether any field is protected
         self._mask: Tensor | None = None  # (D,) bool, set by masked()
         self.theta = nn.Parameter(torch.empty(0, dtype=torch.promote_types(torch.get_default_dtype(), torch.float32)))
         guard(self)
@@ -120,6 +124,7 @@ class LeAP(nn.Module):
         widths = torch.tensor(fields.widths, device=like.device)
         self.column_gate = self.field_gate.repeat_interleave(widths, output_size=fields.dims)
         protected = {gate for field, gate in zip(fields, fields.gates, strict=True) if field.protected}
+        self._protects = bool(protected)
         self.free = like.new_tensor([0.0 if gate in protected else 1.0 for gate in range(count)])
         self.theta.data = like.new_full((count,), self.init)
         self.steps = torch.zeros(count, dtype=torch.int64, device=like.device)
@@ -132,7 +137,7 @@ class LeAP(nn.Module):
     def gate(self) -> Tensor:
         """The gates g = sigmoid(theta / tau), (G,); 1 where a field is protected."""
         opened = torch.sigmoid(self.theta / self.temperature)
-        return torch.where(self.free > 0, opened, torch.ones_like(opened))
+        return torch.where(self.free > 0, opened, torch.ones_like(opened)) if self._protects else opened
 
     def forward(self, x: Tensor, columns: slice | None = None) -> Tensor:
         """Mix the whole input, or the block of it that fills `columns`."""
@@ -142,17 +147,18 @@ class LeAP(nn.Module):
             output = self._mix_with_permuted_rows(flat, columns)
         else:
             output = self._mix_with_mean(flat, columns)
-        return output.reshape(x.shape)
+        return output if output.shape == x.shape else output.reshape(x.shape)
 
     def _mix_with_permuted_rows(self, x: Tensor, columns: slice) -> Tensor:
-        gates = self.known_fields().gates_of(columns)
-        column_gate = self.column_gate[columns] - gates.start
-        permutation = permutations(self.seed, self.steps[gates], x.shape[0], gates.start)
-        mixed = mix(x, self._clean_share()[gates], permutation, column_gate)
-        if x.device.type == "cpu" and not torch.compiler.is_compiling():
-            self._refuse_nonfinite(mixed.distance, gates)  # elsewhere the question would stall the step: scores() asks later
-        sample = x.detach()[permutation[0, :SAMPLE_ROWS]]
-        self._measure(x.detach(), sample, mixed, columns, gates, column_gate)
+        share, column_gate, steps, gates = self._clean_share(), self.column_gate, self.steps, slice(0, len(self.steps))
+        if columns != slice(0, len(column_gate)):  # one of several sites
+            gates = self.known_fields().gates_of(columns)
+            share, column_gate, steps = share[gates], column_gate[columns] - gates.start, steps[gates]
+        mixed = mix(x, share, column_gate, self.seed, steps, gates.start, self.shuffle)
+        asks = x.device.type == "cpu" and not torch.compiler.is_compiling()  # elsewhere it would stall the step: scores() asks
+        if asks and not math.isfinite(mixed.statistics.sum().item()):
+            self._refuse_nonfinite(mixed.distance, gates)
+        self._measure(mixed, columns, gates)
         return mixed.output
 
     def _mix_with_mean(self, x: Tensor, columns: slice) -> Tensor:
@@ -165,30 +171,25 @@ class LeAP(nn.Module):
     def _clean_share(self) -> Tensor:
         """The gates as training mixes by them: at 1 during the warm-up, above the floor after it."""
         # NOTE[PAPER] g = 0 is absorbing: a backbone that ignores a field sends its gate no gradient. Warm-up and floor are ours.
-        share = 1 - (1 - self.floor) * (1 - self.gate())
-        return torch.where(self.steps < self.warmup, torch.ones_like(share), share)
+        share = 1 - (1 - self.floor) * (1 - self.gate()) if self.floor else self.gate()
+        return torch.where(self.steps < self.warmup, torch.ones_like(share), share) if self.warmup else share
 
     # 3.2 Adaptive regularization via permutation divergence
 
-    def _measure(self, x: Tensor, sample: Tensor, mixed: Mixed, columns: slice, gates: slice, column_gate: Tensor) -> None:
-        common, spread = most_common(sample, column_gate, mixed.distance.shape[0])
-        self._average(self.distance[gates], mixed.distance)
-        self._average(self.square[gates], mixed.square)
-        self._average(self.common[gates], common)
-        self._average(self.spread[gates], spread)
-        self._average(self.mean[columns], x.to(self.mean.dtype).mean(0))
-        self.steps[gates].add_(1)
-
-    def _average(self, ema: Tensor, value: Tensor) -> None:
-        ema.lerp_(value.to(ema.dtype), 1 - self.momentum)
+    def _measure(self, mixed: Mixed, columns: slice, gates: slice) -> None:
+        averages, steps = [self.distance, self.square, self.common, self.spread, self.mean], self.steps
+        if columns != slice(0, len(self.mean)):  # one of several sites
+            averages, steps = [*(average[gates] for average in averages[:4]), self.mean[columns]], steps[gates]
+        values = [value.to(self.mean.dtype) for value in (*mixed.statistics.unbind(), mixed.mean)]
+        torch._foreach_lerp_(averages, values, 1 - self.momentum)
+        steps.add_(1)
 
     def _weight_seen(self) -> Tensor:
-        """1 - beta^steps, (G,): what the weights in each moving average, which starts from 0, sum to; 1 at step 0."""
+        """1 - beta^steps, (G,): what the weights in each moving average, which starts from 0, sum to; not 0 at step 0."""
         # NOTE[PAPER] The paper starts the average anywhere; divided by this, it is right from the first step.
         if self.momentum == 0:
             return torch.ones_like(self.distance)
-        seen = -torch.expm1(self.steps.to(self.distance.dtype) * math.log(self.momentum))
-        return torch.where(self.steps > 0, seen, torch.ones_like(seen))
+        return -torch.expm1(self.steps.clamp_min(1).to(self.distance.dtype) * math.log(self.momentum))
 
     def divergences(self) -> Tensor:
         """The permutation divergence of each gate, averaged over steps, (G,)."""
@@ -212,21 +213,22 @@ class LeAP(nn.Module):
     def weights(self) -> Tensor:
         """The price of each open gate, lambda, (G,); 0 while it warms up and where it is protected."""
         if self.adaptive:
-            price = self.alpha * torch.where(self.steps > 0, self._clip(self.divergences()), torch.zeros_like(self.distance))
+            price = self.alpha * torch.where(self.steps > 0, self._clip(self.divergences()), 0)
         else:
             price = torch.full_like(self.distance, self.alpha)
-        warm = (self.steps > self.warmup) | (self.warmup == 0)
-        return torch.where((self.free > 0) & warm, price, torch.zeros_like(price))
+        if self.warmup:
+            price = torch.where(self.steps > self.warmup, price, 0)
+        return torch.where(self.free > 0, price, 0) if self._protects else price
 
     def _clip(self, divergence: Tensor) -> Tensor:
         # NOTE[PAPER] "appropriate clipping": relative to the median field, as embeddings start anywhere from 1e-4 to 1. A
         # constant field has divergence 0 and would cost nothing; it costs the median, so it closes as fast as other noise.
         low, high = self.clip
-        own_size = torch.zeros_like(divergence).index_add_(0, self.column_gate, self.means().square()).sqrt()
-        varies = self.distance / self._weight_seen() > low * own_size  # more than rounding moves it
+        own_size = torch.zeros_like(divergence).index_add_(0, self.column_gate, self.mean.square()).sqrt()
+        varies = self.distance > low * own_size  # more than rounding moves it; both averages began at 0, so they compare
         typical = torch.where(varies & (divergence > 0), divergence, torch.nan).nanmedian().nan_to_num(1.0)
         varies = varies & (divergence > low * typical)
-        return torch.where(varies, divergence.clamp_max(high * typical), typical)
+        return torch.where(varies, torch.minimum(divergence, high * typical), typical)
 
     def penalty(self) -> Tensor:
         """The sum of lambda_i * g_i: a scalar whose gradient reaches the gates alone."""
@@ -256,6 +258,7 @@ class LeAP(nn.Module):
             init=self.init,
             warmup=self.warmup,
             floor=self.floor,
+            shuffle=self.shuffle,
             seed=int(self.seed) if "seed" in self._buffers else None,
         )
 

@@ -7,6 +7,7 @@ from typing import Any, Literal, TypedDict, get_args
 from .errors import is_number, is_whole, refuse_settings
 
 Divergence = Literal["mean", "rms"]
+Shuffle = Literal["uniform", "cyclic"]
 
 
 class Settings(TypedDict, total=False):
@@ -22,6 +23,7 @@ class Settings(TypedDict, total=False):
     init: float
     warmup: int
     floor: float
+    shuffle: Shuffle
     seed: int | None
 
 
@@ -40,6 +42,7 @@ def check(settings: Settings) -> None:
         "init": ("a finite number", lambda value: is_number(value) and math.isfinite(value)),
         "warmup": ("a whole number of batches, at least 0", lambda value: is_whole(value) and value >= 0),
         "floor": ("at least 0 and below 1", lambda value: is_number(value) and 0 <= value < 1),
+        "shuffle": ("'uniform' or 'cyclic'", lambda value: value in get_args(Shuffle)),
         "seed": ("a whole number or None", lambda value: value is None or is_whole(value)),
     }
     found: dict[str, Any] = {**settings}

@@ -1,5 +1,7 @@
 """The one hot operation: permute each field's rows, mix by its gate, measure its divergence."""
 
-from .reference import Mixed, mix, permutations
+from .dispatch import choose, mix
+from .reference import Mixed
+from .shuffle import Draw, streams
 
-__all__ = ["Mixed", "mix", "permutations"]
+__all__ = ["Draw", "Mixed", "choose", "mix", "streams"]

@@ -9,23 +9,47 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from .shuffle import Draw
+from .sparsity import most_common
+
 
 class Mixed(NamedTuple):
-    """What one mixing step returns."""
+    """What one mixing step returns; all but the output is without gradient, in float32 or better."""
 
     output: Tensor  # (B, D), in the input's dtype
-    distance: Tensor  # (G,)  mean over rows of || x - x' ||, detached
-    square: Tensor  # (G,)  mean over rows of || x - x' ||^2, detached
+    mean: Tensor  # (D,)  mean over rows
+    statistics: Tensor  # (4, G)  the four below
+
+    @property
+    def distance(self) -> Tensor:
+        """Mean over rows of || x - x' ||, (G,)."""
+        return self.statistics[0]
+
+    @property
+    def square(self) -> Tensor:
+        """Mean over rows of || x - x' ||^2, (G,)."""
+        return self.statistics[1]
+
+    @property
+    def common(self) -> Tensor:
+        """Share of rows at the most common value, (G,), see sparsity.py."""
+        return self.statistics[2]
+
+    @property
+    def spread(self) -> Tensor:
+        """Squared deviation of the other rows, (G,), see sparsity.py."""
+        return self.statistics[3]
 
 
-def mix(x: Tensor, gate: Tensor, permutation: Tensor, column_gate: Tensor) -> Mixed:
+def mix(x: Tensor, gate: Tensor, column_gate: Tensor, permutation: Tensor, sample: Tensor) -> Mixed:
     """Mix each gate's columns with a row-permuted copy of themselves: `g * x + (1 - g) * stopgrad(x')`.
 
     Args:
         x: (B, D)
         gate: (G,), the share of the clean path
-        permutation: (G, B), for each gate the row that comes to row b
         column_gate: (D,), the gate of each column
+        permutation: (G, B), for each gate the row that comes to row b
+        sample: (S,), the rows to estimate sparsity from
     """
     clean = x.detach()
     shuffled = clean.gather(0, permutation[column_gate].T)  # (B, D), no gradient: the paper's sg(x')
@@ -35,44 +59,24 @@ def mix(x: Tensor, gate: Tensor, permutation: Tensor, column_gate: Tensor) -> Mi
     wide = torch.promote_types(x.dtype, torch.float32)
     change = (clean.to(wide) - shuffled.to(wide)).square()  # (B, D)
     by_gate = change.new_zeros(x.shape[0], gate.shape[0]).index_add_(1, column_gate, change)  # (B, G)
-    return Mixed(output, by_gate.sqrt().mean(0), by_gate.mean(0))
+    common, spread = most_common(clean[sample], column_gate, gate.shape[0])
+    statistics = torch.stack([by_gate.sqrt().mean(0), by_gate.mean(0), common, spread])
+    return Mixed(output, clean.to(wide).mean(0), statistics)
 
 
-def permutations(seed: Tensor, steps: Tensor, rows: int, first_gate: int = 0) -> Tensor:
-    """One uniformly random permutation of the rows for each gate, a pure function of its arguments.
-
-    The sort keys are a hash of (seed, gate, that gate's step, row). So there is no generator to keep: the same numbers come
-    out on every device, after every resume, inside `torch.compile`, and whatever else draws random numbers.
-
-    Args:
-        seed: () int64
-        steps: (G,) int64, how many batches each gate has seen
-        first_gate: the number of the first of these gates
-
-    Returns: (G, rows) int64
-    """
-    # NOTE[PAPER] Uniform as in the paper, but without a generator: nothing to save, and a resume repeats them bit for bit.
-    gates = torch.arange(first_gate, first_gate + steps.shape[0], device=steps.device)
-    stream = scramble(scramble(seed + _GOLDEN * (steps + 1)) + _GOLDEN * (gates + 1))  # (G,)
-    row = torch.arange(rows, device=steps.device)
-    keys = scramble(stream[:, None] + _GOLDEN * row)  # (G, rows)
-    return keys.argsort(dim=1, stable=True)
+def gradients(grad: Tensor, x: Tensor, gate: Tensor, column_gate: Tensor, permutation: Tensor) -> tuple[Tensor, Tensor]:
+    """The gradients of the output's inner product with `grad`, as autograd would find them: (B, D) and (G,)."""
+    change = x.to(gate.dtype) - x.gather(0, permutation[column_gate].T).to(gate.dtype)
+    by_column = (grad.to(gate.dtype) * change).sum(0)  # (D,)
+    return (gate[column_gate] * grad).to(x.dtype), torch.zeros_like(gate).index_add(0, column_gate, by_column)
 
 
-def _signed(bits: int) -> int:
-    return bits - (1 << 64) if bits >= 1 << 63 else bits
+def forward(x: Tensor, gate: Tensor, column_gate: Tensor, draw: Draw) -> Mixed:
+    """`mix` with the permutations that `draw` stands for."""
+    return mix(x, gate, column_gate, draw.permutations(x.shape[0]), draw.sample(x.shape[0]))
 
 
-_GOLDEN = _signed(0x9E3779B97F4A7C15)
-
-
-def scramble(value: Tensor) -> Tensor:
-    """The finalizer of SplitMix64 on int64 tensors, whose products wrap around."""
-    value = (value ^ _shift(value, 30)) * _signed(0xBF58476D1CE4E5B9)
-    value = (value ^ _shift(value, 27)) * _signed(0x94D049BB133111EB)
-    return value ^ _shift(value, 31)
-
-
-def _shift(value: Tensor, bits: int) -> Tensor:
-    """Logical shift to the right; torch's own keeps the sign."""
-    return (value >> bits) & ((1 << (64 - bits)) - 1)
+def backward(grad: Tensor, x: Tensor, gate: Tensor, column_gate: Tensor, draw: Draw, wants: tuple[bool, bool]) -> list[Tensor]:
+    """Those of the two `gradients` that are wanted; the others are empty."""
+    found = gradients(grad, x, gate, column_gate, draw.permutations(x.shape[0]))
+    return [gradient if wanted else gate.new_empty(0) for gradient, wanted in zip(found, wants, strict=True)]

@@ -3,9 +3,7 @@
 import torch
 from torch import Tensor
 
-from .mix.reference import scramble
-
-SAMPLE_ROWS = 256  # enough for an average over steps, and no full pass over a wide batch
+from .shuffle import scramble
 
 
 def most_common(sample: Tensor, column_gate: Tensor, gates: int) -> tuple[Tensor, Tensor]:
@@ -30,7 +28,7 @@ def most_common(sample: Tensor, column_gate: Tensor, gates: int) -> tuple[Tensor
     wide = sample.to(torch.promote_types(sample.dtype, torch.float32))
     deviation = (wide[half:] - wide.mean(0)).square() * differs[:, column_gate]  # (S - half, D)
     spread = deviation.new_zeros(gates).index_add_(0, column_gate, deviation.mean(0)) / width
-    return 1 - differs.float().mean(0), spread
+    return 1 - differs.to(wide.dtype).mean(0), spread
 
 
 def _row_codes(sample: Tensor, column_gate: Tensor, gates: int) -> Tensor:
@@ -40,5 +38,5 @@ def _row_codes(sample: Tensor, column_gate: Tensor, gates: int) -> Tensor:
     """
     wide = sample + 0.0  # turns -0.0 into 0.0
     bits = wide.view(torch.int64) if wide.dtype == torch.float64 else wide.float().view(torch.int32).long()
-    weight = scramble(torch.arange(sample.shape[1], device=sample.device)) | 1  # (D,), odd
+    weight = (scramble(torch.arange(sample.shape[1], device=sample.device)) >> 32 & 0xFFFFFFFF) | 1  # (D,), odd, 32 bits
     return bits.new_zeros(sample.shape[0], gates).index_add_(1, column_gate, bits * weight)

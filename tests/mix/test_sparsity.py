@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torchleap.sparsity import most_common
+from torchleap.mix.sparsity import most_common
 
 
 def by_counting(block):

@@ -1,0 +1,128 @@
+"""The native kernel (kernel.c), called through ctypes: float32, float64 and bfloat16 on the CPU."""
+
+import ctypes
+from collections.abc import Callable
+from ctypes import c_int, c_int64, c_void_p
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .reference import Mixed
+from .shuffle import SAMPLE_ROWS, Draw
+
+INTERFACE = 1  # as in kernel.c
+DTYPES = {torch.float32: 0, torch.float64: 1, torch.bfloat16: 2}
+CURE = "With a C compiler, `python -m torchleap.mix.build` compiles it."
+
+
+@cache
+def load() -> "Kernel | str":
+    """The kernel for this processor, or why there is none."""
+    from .build import LEVELS, library  # here, for `python -m torchleap.mix.build` to be the first to import it
+
+    capability = torch.backends.cpu.get_cpu_capability()
+    best = {"AVX512": "avx512", "AVX2": "avx2"}.get(capability, "baseline")
+    levels = list(LEVELS)[list(LEVELS).index(best) :]  # this level, or a lower one
+    found = [library(level) for level in levels if library(level).exists()]
+    if not found:
+        return f"torchleap's native kernel has not been compiled. {CURE}"
+    try:
+        return Kernel(ctypes.CDLL(str(found[0])), found[0].stem.removeprefix("_kernel_"))
+    except (OSError, AttributeError) as error:
+        return f"torchleap's native kernel cannot be loaded ({error}). {CURE}"
+
+
+class Kernel:
+    """The compiled functions with their signatures."""
+
+    def __init__(self, compiled: ctypes.CDLL, level: str) -> None:
+        if compiled.torchleap_interface() != INTERFACE:
+            raise OSError(f"it has interface {compiled.torchleap_interface()}, but {INTERFACE} is expected")
+        self.level = level
+        self.parallel = _torch_threads()
+        layout: list[Any] = [c_int64, c_int64, c_int64, c_void_p, c_int64, c_void_p, c_void_p, c_int]
+        threads: list[Any] = [c_int, c_void_p]
+        self.streams = compiled.torchleap_streams
+        self.streams.argtypes = [c_int64, c_void_p, c_int64, c_int64, c_void_p]
+        self.forward = compiled.torchleap_forward
+        self.forward.argtypes = [c_int, c_void_p, *layout, c_int64, c_void_p, c_void_p, c_void_p, *threads]
+        self.backward = compiled.torchleap_backward
+        self.backward.argtypes = [c_int, c_void_p, c_int64, c_void_p, *layout, c_void_p, c_void_p, *threads]
+
+
+def _torch_threads() -> int | None:
+    """The address of the function that runs work in torch's own pool of threads, if torch is built with OpenMP."""
+    try:
+        return ctypes.cast(ctypes.CDLL(None).GOMP_parallel, c_void_p).value
+    except (AttributeError, OSError):
+        return None  # the kernel starts threads of its own
+
+
+def streams(seed: Tensor, steps: Tensor, first_gate: int = 0) -> Tensor:
+    """See `shuffle.streams`."""
+    steps = steps.contiguous()
+    found = steps.new_empty(1 + steps.shape[0])
+    _kernel().streams(int(seed), steps.data_ptr(), steps.shape[0], first_gate, found.data_ptr())
+    return found
+
+
+def forward(x: Tensor, gate: Tensor, column_gate: Tensor, draw: Draw) -> Mixed:
+    """See `reference.mix`."""
+    x = _with_rows_in_memory(x)
+    rows, columns = x.shape
+    output = x.new_empty(rows, columns)
+    mean = gate.new_empty(columns)
+    statistics = gate.new_empty(4, gate.shape[0])
+    after = [min(SAMPLE_ROWS, rows), output.data_ptr(), mean.data_ptr(), statistics.data_ptr()]
+    _call(_kernel().forward, x, gate, column_gate, draw, before=[], after=after)
+    return Mixed(output, mean, statistics)
+
+
+def backward(grad: Tensor, x: Tensor, gate: Tensor, column_gate: Tensor, draw: Draw, wants: tuple[bool, bool]) -> list[Tensor]:
+    """See `reference.gradients`."""
+    x, grad = _with_rows_in_memory(x), _with_rows_in_memory(grad)
+    found = [x.new_empty(x.shape) if wants[0] else gate.new_empty(0), torch.empty_like(gate) if wants[1] else gate.new_empty(0)]
+    after = [gradient.data_ptr() if wanted else None for gradient, wanted in zip(found, wants, strict=True)]
+    _call(_kernel().backward, x, gate, column_gate, draw, before=[grad.data_ptr(), grad.stride(0)], after=after)
+    return found
+
+
+def _kernel() -> Kernel:
+    kernel = load()
+    if isinstance(kernel, str):
+        raise RuntimeError(kernel)
+    return kernel
+
+
+def _with_rows_in_memory(x: Tensor) -> Tensor:
+    """The kernel takes any distance between rows, but the values of a row side by side."""
+    return x if x.stride(1) == 1 or x.shape[1] == 1 else x.contiguous()
+
+
+def _call(
+    function: Callable[..., int], x: Tensor, gate: Tensor, column_gate: Tensor, draw: Draw, *, before: Any, after: Any
+) -> None:
+    gate, column_gate, streams = gate.contiguous(), column_gate.contiguous(), draw.streams.contiguous()
+    rows, columns = x.shape
+    failed = function(
+        DTYPES[x.dtype],
+        *before,
+        x.data_ptr(),
+        rows,
+        columns,
+        x.stride(0),
+        gate.data_ptr(),
+        gate.shape[0],
+        column_gate.data_ptr(),
+        streams.data_ptr(),
+        draw.shuffle == "cyclic",
+        *after,
+        torch.get_num_threads(),
+        _kernel().parallel,
+    )
+    if failed == 2:
+        raise ValueError(f"Expected rows, columns and a gate from 0 to {gate.shape[0] - 1} for each column, but found {x.shape}.")
+    if failed:
+        raise MemoryError(f"The mixing step of {rows:,} rows and {columns:,} columns is out of memory. Make the batch smaller.")

@@ -1,0 +1,198 @@
+"""The mixing step for GPUs, in Triton.
+
+It has been run in Triton's interpreter alone (`make test-triton`), not yet on a GPU: its results are tested, its speed is not.
+
+Each program takes one gate and a block of rows and walks over the gate's columns, so that a row's squared change stays in
+registers; neighbouring gates run side by side and share the lines of narrow fields in the cache. Sums over blocks of rows are
+written apart and added up in order, so results do not depend on the schedule.
+"""
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from .reference import Mixed
+from .shuffle import Draw
+from .sparsity import most_common
+
+ROWS = 32  # of a block
+GATES = 32  # that one program shuffles side by side
+
+
+@triton.jit
+def _scramble(value):
+    value = (value ^ (value >> 30)) * 0xBF58476D1CE4E5B9
+    value = (value ^ (value >> 27)) * 0x94D049BB133111EB
+    return value ^ (value >> 31)
+
+
+@triton.jit
+def _shuffle(streams, order, rows, gates, BLOCK: tl.constexpr):
+    """Fisher and Yates' shuffle, row after row, for BLOCK gates at a time; `order` is (rows, gates)."""
+    gate = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    mask = gate < gates
+    stream = tl.load(streams + gate, mask=mask, other=0).to(tl.uint64, bitcast=True)
+    for row in range(rows):
+        number = (tl.zeros([BLOCK], dtype=tl.int64) + row).to(tl.uint64)
+        value = _scramble(stream + (number >> 1) * 0x9E3779B97F4A7C15)
+        dice = tl.where((number & 1) == 1, value >> 32, value & 0xFFFFFFFF)
+        other = ((dice * (number + 1)) >> 32).to(tl.int64)
+        held = tl.load(order + other * gates + gate, mask=mask, other=0)
+        tl.store(order + row * gates + gate, held, mask=mask)
+        tl.store(order + other * gates + gate, tl.zeros_like(held) + row, mask=mask)
+
+
+@triton.jit
+def _forward(
+    x,
+    stride,
+    gate,
+    columns,
+    first,
+    order,
+    output,
+    distance,
+    square,
+    rows,
+    width,
+    gates,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):
+    """`columns` lists the columns gate by gate, and gate g's start at `first[g]`; the last two results are (blocks, gates)."""
+    own, block = tl.program_id(0), tl.program_id(1)
+    row = block * ROWS + tl.arange(0, ROWS)
+    inside = row < rows
+    other = tl.load(order + row * gates + own, mask=inside, other=0).to(tl.int64)
+    share = tl.load(gate + own)
+    start, end = tl.load(first + own), tl.load(first + own + 1)
+    change = tl.zeros([ROWS], dtype=share.dtype)
+    for at in range(start, end, COLUMNS):
+        place = at + tl.arange(0, COLUMNS)
+        mask = inside[:, None] & (place < end)[None, :]
+        column = tl.load(columns + place, mask=place < end, other=0)
+        clean = tl.load(x + row.to(tl.int64)[:, None] * stride + column[None, :], mask=mask, other=0).to(share.dtype)
+        shuffled = tl.load(x + other[:, None] * stride + column[None, :], mask=mask, other=0).to(share.dtype)
+        mixed = share * clean + (1 - share) * shuffled
+        tl.store(output + row.to(tl.int64)[:, None] * width + column[None, :], mixed.to(output.dtype.element_ty), mask=mask)
+        change += tl.sum((clean - shuffled) * (clean - shuffled), axis=1)
+    tl.store(distance + block * gates + own, tl.sum(tl.sqrt(change), axis=0))
+    tl.store(square + block * gates + own, tl.sum(change, axis=0))
+
+
+@triton.jit
+def _backward(
+    grad,
+    grad_stride,
+    x,
+    stride,
+    gate,
+    columns,
+    first,
+    order,
+    grad_x,
+    grad_gate,
+    rows,
+    width,
+    gates,
+    WANTS_X: tl.constexpr,
+    WANTS_GATE: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):
+    own, block = tl.program_id(0), tl.program_id(1)
+    row = block * ROWS + tl.arange(0, ROWS)
+    inside = row < rows
+    share = tl.load(gate + own)
+    start, end = tl.load(first + own), tl.load(first + own + 1)
+    other = row.to(tl.int64)
+    if WANTS_GATE:
+        other = tl.load(order + row * gates + own, mask=inside, other=0).to(tl.int64)
+    total = tl.zeros([ROWS], dtype=share.dtype)
+    for at in range(start, end, COLUMNS):
+        place = at + tl.arange(0, COLUMNS)
+        mask = inside[:, None] & (place < end)[None, :]
+        column = tl.load(columns + place, mask=place < end, other=0)
+        incoming = tl.load(grad + row.to(tl.int64)[:, None] * grad_stride + column[None, :], mask=mask, other=0).to(share.dtype)
+        if WANTS_X:
+            target = grad_x + row.to(tl.int64)[:, None] * width + column[None, :]
+            tl.store(target, (share * incoming).to(grad_x.dtype.element_ty), mask=mask)
+        if WANTS_GATE:
+            clean = tl.load(x + row.to(tl.int64)[:, None] * stride + column[None, :], mask=mask, other=0).to(share.dtype)
+            shuffled = tl.load(x + other[:, None] * stride + column[None, :], mask=mask, other=0).to(share.dtype)
+            total += tl.sum(incoming * (clean - shuffled), axis=1)
+    if WANTS_GATE:
+        tl.store(grad_gate + block * gates + own, tl.sum(total, axis=0))
+
+
+def forward(x: Tensor, gate: Tensor, column_gate: Tensor, draw: Draw) -> Mixed:
+    """See `reference.mix`."""
+    x = x if x.stride(1) == 1 else x.contiguous()
+    rows, width = x.shape
+    gates = gate.shape[0]
+    output = x.new_empty(rows, width)
+    blocks = triton.cdiv(rows, ROWS)
+    distance, square = gate.new_empty(blocks, gates), gate.new_empty(blocks, gates)
+    arguments = (gate.contiguous(), *_by_gate(column_gate, gates), _order(draw, rows, gates))
+    _forward[(gates, blocks)](
+        x, x.stride(0), *arguments, output, distance, square, rows, width, gates, ROWS=ROWS, COLUMNS=_block_of(column_gate, gates)
+    )
+    common, spread = most_common(x[draw.sample(rows)], column_gate, gates)
+    statistics = torch.stack([distance.sum(0) / rows, square.sum(0) / rows, common, spread])
+    return Mixed(output, x.mean(0, dtype=gate.dtype), statistics)
+
+
+def backward(grad: Tensor, x: Tensor, gate: Tensor, column_gate: Tensor, draw: Draw, wants: tuple[bool, bool]) -> list[Tensor]:
+    """See `reference.gradients`."""
+    x, grad = (part if part.stride(1) == 1 else part.contiguous() for part in (x, grad))
+    rows, width = x.shape
+    gates = gate.shape[0]
+    blocks = triton.cdiv(rows, ROWS)
+    grad_x = x.new_empty(rows, width) if wants[0] else gate.new_empty(0)
+    by_block = gate.new_empty(blocks, gates) if wants[1] else gate.new_empty(0)
+    order = _order(draw, rows, gates) if wants[1] else column_gate  # not read otherwise
+    _backward[(gates, blocks)](
+        grad,
+        grad.stride(0),
+        x,
+        x.stride(0),
+        gate.contiguous(),
+        *_by_gate(column_gate, gates),
+        order,
+        grad_x,
+        by_block,
+        rows,
+        width,
+        gates,
+        WANTS_X=wants[0],
+        WANTS_GATE=wants[1],
+        ROWS=ROWS,
+        COLUMNS=_block_of(column_gate, gates),
+    )
+    return [grad_x, by_block.sum(0) if wants[1] else by_block]
+
+
+def _order(draw: Draw, rows: int, gates: int) -> Tensor:
+    """The permutations, (rows, gates) int32: side by side, as the programs write them."""
+    if draw.shuffle == "cyclic":
+        return draw.permutations(rows).T.to(torch.int32).contiguous()
+    order = torch.empty(rows, gates, dtype=torch.int32, device=draw.streams.device)
+    streams = draw.streams[1:].contiguous()
+    _shuffle[(triton.cdiv(gates, GATES),)](streams, order, rows, gates, BLOCK=GATES, num_warps=1)
+    return order
+
+
+def _by_gate(column_gate: Tensor, gates: int) -> tuple[Tensor, Tensor]:
+    """The columns gate by gate, (D,), and where each gate's begin, (G + 1,)."""
+    columns = column_gate.argsort(stable=True)
+    widths = torch.zeros(gates + 1, dtype=torch.int64, device=column_gate.device)
+    widths[1:].scatter_add_(0, column_gate, torch.ones_like(column_gate))
+    return columns, widths.cumsum(0)
+
+
+def _block_of(column_gate: Tensor, gates: int) -> Any:
+    """How many columns to read at once: about the average width of a gate, for a grid that serves them all."""
+    return min(64, max(1, triton.next_power_of_2(column_gate.shape[0] // gates)))

@@ -1,0 +1,194 @@
+import copy
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch import nn
+
+import torchleap as tl
+from torchleap.errors import TorchleapError
+from torchleap.mix import Draw, choose, dispatch, mix, native, reference, streams
+
+COMPILED = pytest.mark.skipif(isinstance(native.load(), str), reason="the native kernel has not been compiled")
+FIELDS = {"a": 1, "b": 8, "c": 20}
+COLUMN_GATE = torch.arange(3).repeat_interleave(torch.tensor([1, 8, 20]))
+
+
+def inputs(rows=16, dtype=torch.float64, grad=True):
+    x = torch.randn(rows, 29, dtype=dtype, requires_grad=grad)
+    gate = torch.rand(3, dtype=torch.promote_types(dtype, torch.float32), requires_grad=grad)
+    return x, gate, COLUMN_GATE, torch.tensor(5), torch.tensor([0, 1, 2])
+
+
+@pytest.mark.parametrize("name", ["native", "torch", "reference"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("wants", [(True, True), (True, False), (False, True)])
+def test_opcheck(monkeypatch, name, dtype, wants):
+    if name == "native" and isinstance(native.load(), str):
+        pytest.skip("the native kernel has not been compiled")
+    monkeypatch.setenv("TORCHLEAP_MIX", name)
+    x, gate, column_gate, seed, steps = inputs(dtype=dtype)
+    x, gate = x.detach().requires_grad_(wants[0]), gate.detach().requires_grad_(wants[1])
+    for shuffle in ("uniform", "cyclic"):
+        torch.library.opcheck(torch.ops.torchleap.mix, (x, gate, column_gate, seed, steps, 0, shuffle))
+    drawn = streams(seed, steps)
+    grad = torch.randn_like(x)
+    torch.library.opcheck(
+        torch.ops.torchleap.mix_backward, (grad, x.detach(), gate.detach(), column_gate, drawn, "uniform", *wants)
+    )
+
+
+@pytest.mark.parametrize("name", ["native", "torch", "reference"])
+def test_gradients_are_the_numerical_ones(monkeypatch, name):
+    if name == "native" and isinstance(native.load(), str):
+        pytest.skip("the native kernel has not been compiled")
+    monkeypatch.setenv("TORCHLEAP_MIX", name)
+    x, gate, *rest = inputs(rows=5)
+
+    def output(x, gate):
+        # x' is held fixed, so numerical differences have to hold it fixed too: x' enters through the constant part alone
+        mixed = mix(x, gate, *rest).output
+        return mixed - (1 - gate[COLUMN_GATE]) * (mix(x, torch.zeros_like(gate), *rest).output.detach() - shuffled)
+
+    shuffled = mix(x, torch.zeros_like(gate), *rest).output.detach()
+    assert torch.autograd.gradcheck(output, (x, gate))
+
+
+def test_second_gradients_are_those_of_the_definition():
+    x, gate, column_gate, seed, steps = inputs(rows=7)
+    draw = Draw(streams(seed, steps))
+    plain = reference.forward(x, gate, column_gate, draw).output
+    fast = mix(x, gate, column_gate, seed, steps).output
+    found = []
+    for output in (plain, fast):
+        first = torch.autograd.grad(output.pow(3).sum(), (x, gate), create_graph=True)
+        found.append(torch.autograd.grad(sum(g.square().sum() for g in first), (x, gate)))
+    torch.testing.assert_close(found[0], found[1])
+
+
+def test_used_twice_in_one_graph():
+    """Each use has a permutation of its own, and backward draws each one again, though the steps have gone on."""
+    x, gate, column_gate, seed, steps = inputs()
+    outputs, expected = [], []
+    for _ in range(2):
+        outputs.append(mix(x, gate, column_gate, seed, steps).output)
+        expected.append(reference.forward(x, gate, column_gate, Draw(streams(seed, steps))).output)
+        steps += 1
+    assert not torch.equal(outputs[0], outputs[1])
+    weight = torch.randn_like(x)
+    found = torch.autograd.grad((outputs[0] * outputs[1] * weight).sum(), (x, gate))
+    wanted = torch.autograd.grad((expected[0] * expected[1] * weight).sum(), (x, gate))
+    torch.testing.assert_close(found, wanted)
+
+
+def test_accumulated_gradients_are_the_sum_over_the_batches(monkeypatch):
+    gradients = {}
+    batches = [torch.randn(16, 29) for _ in range(3)]
+    for name in ("reference", ""):
+        monkeypatch.setenv("TORCHLEAP_MIX", name)
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(29, 4), nn.ReLU(), nn.Linear(4, 1))
+        plugin = tl.attach(model, FIELDS, at="0", seed=3)
+        for batch in batches:
+            model(batch).square().mean().backward()
+        gradients[name] = [parameter.grad for parameter in model.parameters()]
+        assert plugin.gates.theta.grad.abs().sum() > 0
+    torch.testing.assert_close(gradients["reference"], gradients[""], rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_a_compiled_step_is_the_eager_one(backend, dynamic):
+    torch._dynamo.reset()
+    x, gate, *rest = inputs(dtype=torch.float32)
+
+    def step(x, gate):
+        mixed = mix(x, gate, *rest)
+        return mixed.output.square().sum() + mixed.statistics.sum()
+
+    compiled = torch.compile(step, backend=backend, fullgraph=True, dynamic=dynamic)
+    found, expected = compiled(x, gate), step(x, gate)
+    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(torch.autograd.grad(found, (x, gate)), torch.autograd.grad(expected, (x, gate)))
+
+
+@COMPILED
+def test_the_native_kernel_is_the_choice_on_the_cpu_and_the_variable_overrides_it(monkeypatch):
+    monkeypatch.delenv("TORCHLEAP_MIX", raising=False)
+    x = torch.randn(4, 2)
+    assert choose(x) == "native"
+    assert choose(x.bfloat16()) == "native"
+    assert choose(x.half()) == "torch"  # not a type that the kernel knows
+    for name in ("native", "torch", "reference"):
+        monkeypatch.setenv("TORCHLEAP_MIX", name)
+        assert choose(x) == name
+
+
+def test_a_variable_that_cannot_be_followed_is_an_error(monkeypatch):
+    monkeypatch.setenv("TORCHLEAP_MIX", "nativ")
+    with pytest.raises(TorchleapError, match=r"TORCHLEAP_MIX must be one of native, triton, torch, reference, but is 'nativ'"):
+        choose(torch.randn(4, 2))
+    monkeypatch.setenv("TORCHLEAP_MIX", "native")
+    with pytest.raises(
+        TorchleapError, match="takes torch.float32, torch.float64, torch.bfloat16, but the input is torch.float16"
+    ):
+        choose(torch.randn(4, 2).half())
+    with pytest.raises(TorchleapError, match="is for the CPU, but the input is on meta"):
+        choose(torch.randn(4, 2, device="meta"))
+    monkeypatch.setenv("TORCHLEAP_MIX", "triton")
+    monkeypatch.setattr(dispatch, "_triton_is_there", lambda: False)
+    with pytest.raises(TorchleapError, match="Triton is not installed: pip install triton"):
+        choose(torch.randn(4, 2))
+    monkeypatch.setattr(dispatch, "_triton_is_there", lambda: True)
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    with pytest.raises(TorchleapError, match="is for GPUs, but the input is on cpu"):
+        choose(torch.randn(4, 2))
+
+
+def test_without_the_native_kernel_it_says_so_once_and_gives_the_same_results(tmp_path):
+    """In a process of its own, whose package has no library."""
+    script = """
+import sys, warnings
+import torch
+import torchleap.mix.build as build
+from pathlib import Path
+build.library = lambda level, folder=None: Path(sys.argv[1]) / level  # nothing there
+import torchleap as tl
+from torchleap.mix import choose
+with warnings.catch_warnings(record=True) as said:
+    warnings.simplefilter("always")
+    gates = tl.LeAP({"a": 1, "b": 8}, seed=0)
+    x = torch.randn(32, 9, generator=torch.Generator().manual_seed(0))
+    outputs = [gates(x) for _ in range(3)]
+print(choose(x), len(said), str(said[0].message))
+print(float(outputs[2].double().sum()))
+"""
+    clean = {name: value for name, value in os.environ.items() if name != "TORCHLEAP_MIX"}
+    done = subprocess.run([sys.executable, "-c", script, str(tmp_path)], capture_output=True, text=True, check=True, env=clean)
+    said, total = done.stdout.splitlines()
+    assert said.startswith("torch 1 torchleap's native kernel has not been compiled.")
+    assert "python -m torchleap.mix.build" in said
+    gates = tl.LeAP({"a": 1, "b": 8}, seed=0)
+    x = torch.randn(32, 9, generator=torch.Generator().manual_seed(0))
+    outputs = [gates(x) for _ in range(3)]
+    assert float(total) == pytest.approx(float(outputs[2].double().sum()), rel=1e-5)
+
+
+def test_gates_trained_by_any_backend_end_where_the_definition_ends(monkeypatch):
+    thetas = {}
+    for name in ("reference", "torch", ""):
+        monkeypatch.setenv("TORCHLEAP_MIX", name)
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(29, 8), nn.ReLU(), nn.Linear(8, 1)).double()
+        plugin = tl.attach(copy.deepcopy(model), FIELDS, at="0", alpha=0.01, seed=0)
+        optimizer = torch.optim.Adam(plugin.model.parameters(), lr=1e-2)
+        for _ in range(20):
+            x = torch.randn(64, 29, dtype=torch.float64)
+            optimizer.zero_grad()
+            ((plugin.model(x) - x[:, :1]).square().mean() + plugin.penalty()).backward()
+            optimizer.step()
+        thetas[name] = plugin.gates.theta.detach()
+    torch.testing.assert_close(thetas["torch"], thetas["reference"], rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(thetas[""], thetas["reference"], rtol=1e-9, atol=1e-9)
