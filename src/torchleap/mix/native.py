@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .memory import Pool
 from .reference import Mixed
 from .shuffle import SAMPLE_ROWS, Draw
 
@@ -42,6 +43,9 @@ class Kernel:
             raise OSError(f"it has interface {compiled.torchleap_interface()}, but {INTERFACE} is expected")
         self.level = level
         self.parallel = _torch_threads()
+        compiled.torchleap_allocate.argtypes, compiled.torchleap_allocate.restype = [c_int64], c_void_p
+        compiled.torchleap_free.argtypes, compiled.torchleap_free.restype = [c_void_p], None
+        self.pool = Pool(compiled.torchleap_allocate, compiled.torchleap_free)
         layout: list[Any] = [c_int64, c_int64, c_int64, c_void_p, c_int64, c_void_p, c_void_p, c_int]
         threads: list[Any] = [c_int, c_void_p]
         self.streams = compiled.torchleap_streams
@@ -72,7 +76,7 @@ def forward(x: Tensor, gate: Tensor, column_gate: Tensor, draw: Draw) -> Mixed:
     """See `reference.mix`."""
     x = _with_rows_in_memory(x)
     rows, columns = x.shape
-    output = x.new_empty(rows, columns)
+    output = _kernel().pool.empty(x)
     mean = gate.new_empty(columns)
     statistics = gate.new_empty(4, gate.shape[0])
     after = [min(SAMPLE_ROWS, rows), output.data_ptr(), mean.data_ptr(), statistics.data_ptr()]
@@ -83,7 +87,10 @@ def forward(x: Tensor, gate: Tensor, column_gate: Tensor, draw: Draw) -> Mixed:
 def backward(grad: Tensor, x: Tensor, gate: Tensor, column_gate: Tensor, draw: Draw, wants: tuple[bool, bool]) -> list[Tensor]:
     """See `reference.gradients`."""
     x, grad = _with_rows_in_memory(x), _with_rows_in_memory(grad)
-    found = [x.new_empty(x.shape) if wants[0] else gate.new_empty(0), torch.empty_like(gate) if wants[1] else gate.new_empty(0)]
+    found = [
+        _kernel().pool.empty(x) if wants[0] else gate.new_empty(0),
+        torch.empty_like(gate) if wants[1] else gate.new_empty(0),
+    ]
     after = [gradient.data_ptr() if wanted else None for gradient, wanted in zip(found, wants, strict=True)]
     _call(_kernel().backward, x, gate, column_gate, draw, before=[grad.data_ptr(), grad.stride(0)], after=after)
     return found

@@ -1,0 +1,81 @@
+"""How close the mixing step comes to the speed of memory: bytes moved per second against a plain copy, interleaved in one run.
+
+    python benchmarks/roofline.py [--repeats 15]
+
+Forward has to read the input and write the output, backward to read the input and the incoming gradient and to write the
+outgoing one: 2 and 3 times the input's bytes. A copy reads and writes: 2 times. `copy` writes into memory that is there
+already; `clone` allocates its result, as every operator of PyTorch does.
+"""
+
+import argparse
+import random
+import statistics
+import time
+from collections.abc import Callable
+
+import torch
+
+from torchleap.mix import Draw, choose, native, reference, streams
+
+
+def seconds(tasks: dict[str, Callable[[], object]], repeats: int) -> dict[str, float]:
+    found: dict[str, list[float]] = {name: [] for name in tasks}
+    for repeat in range(repeats + 2):
+        for name, task in tasks.items():
+            start = time.perf_counter()
+            task()
+            if repeat > 1:  # the first rounds warm up
+                found[name].append(time.perf_counter() - start)
+    return {name: statistics.median(times) for name, times in found.items()}
+
+
+def measure(name: str, widths: list[int], rows: int, dtype: torch.dtype, repeats: int) -> None:
+    column_gate = torch.arange(len(widths)).repeat_interleave(torch.tensor(widths))
+    x = torch.randn(rows, sum(widths)).to(dtype)
+    grad, there = torch.randn_like(x), torch.empty_like(x)
+    gate = torch.rand(len(widths))
+    draw = Draw(streams(torch.tensor(0), torch.zeros(len(widths), dtype=torch.int64)))
+    time_of = seconds(
+        {
+            "copy": lambda: there.copy_(x),
+            "clone": x.clone,
+            "forward": lambda: native.forward(x, gate, column_gate, draw),
+            "backward": lambda: native.backward(grad, x, gate, column_gate, draw, (True, True)),
+        },
+        repeats,
+    )
+    start = time.perf_counter()
+    reference.forward(x, gate, column_gate, draw)
+    reference.backward(grad, x, gate, column_gate, draw, (True, True))
+    plain = time.perf_counter() - start
+    size = x.numel() * x.element_size()
+    both = time_of["forward"] + time_of["backward"]
+    print(
+        f"{name:50}{size / 1e6:8.0f}{2e-9 * size / time_of['copy']:8.1f}{2e-9 * size / time_of['forward']:9.1f}"
+        f"{3e-9 * size / time_of['backward']:9.1f}{2.5 * time_of['copy'] / both:9.0%}{2.5 * time_of['clone'] / both:9.0%}"
+        f"{plain / both:11.1f}",
+        flush=True,
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--repeats", type=int, default=15)
+    repeats = parser.parse_args().repeats
+    if choose(torch.zeros(2, 2)) != "native":
+        raise SystemExit("The native kernel has not been compiled: python -m torchleap.mix.build")
+    dice = random.Random(0)
+    mixed = [dice.choice([1, 1, 1, 1, 4, 8, 8, 16, 16, 32, 64, 128]) for _ in range(511)] + [256]
+    print(f"torch {torch.__version__}, {torch.get_num_threads()} threads, kernel {native.load().level}; medians of {repeats}")
+    print(f"{'':50}{'':8}{'GB/s':>8}{'':18}{'of what reaches':>18}{'times the':>11}")
+    print(f"{'':50}{'MB':>8}{'copy':>8}{'forward':>9}{'backward':>9}{'copy':>9}{'clone':>9}{'reference':>11}")
+    for rows in (512, 2048, 4096):
+        measure(f"512 fields, {sum(mixed):,} dimensions, {rows} rows", mixed, rows, torch.float32, repeats)
+    measure(f"the same in bfloat16, {2048} rows", mixed, 2048, torch.bfloat16, repeats)
+    measure("47 fields x 256, 2048 rows", [256] * 47, 2048, torch.float32, repeats)
+    measure("39 fields x 8, 4096 rows", [8] * 39, 4096, torch.float32, repeats)
+    measure("2,000 fields x 1, 2048 rows", [1] * 2000, 2048, torch.float32, repeats)
+
+
+if __name__ == "__main__":
+    main()
