@@ -14,7 +14,7 @@ help:
 	@echo "make test-triton  test the GPU kernel in Triton's interpreter (downloads a gigabyte)"
 	@echo "make lint     ruff: check and format check"
 	@echo "make type     mypy --strict on src"
-	@echo "make bench    what LeAP costs a training step, as ratios"
+	@echo "make bench    what LeAP costs a training step, as ratios, and the speed of memory (four minutes)"
 	@echo "make picture  draw the README's picture anew"
 
 setup: $(READY)
@@ -55,7 +55,8 @@ type: $(READY)
 	$(RUN) -m mypy
 
 bench: $(READY)
-	$(RUN) benchmarks/overhead.py
+	$(RUN) benchmarks/overhead.py --quick
+	$(RUN) benchmarks/roofline.py --repeats 7
 
 picture: $(READY)
 	$(RUN) examples/demo.py --picture docs/images/gates.png

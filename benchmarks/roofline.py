@@ -1,6 +1,6 @@
 """How close the mixing step comes to the speed of memory: bytes moved per second against a plain copy, interleaved in one run.
 
-    python benchmarks/roofline.py [--repeats 15]
+    python benchmarks/roofline.py [--repeats 15] [--case "39 fields"]
 
 Forward has to read the input and write the output, backward to read the input and the incoming gradient and to write the
 outgoing one: 2 and 3 times the input's bytes. A copy reads and writes: 2 times. `copy` writes into memory that is there
@@ -61,20 +61,27 @@ def measure(name: str, widths: list[int], rows: int, dtype: torch.dtype, repeats
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=int, default=15)
-    repeats = parser.parse_args().repeats
+    parser.add_argument("--case", default="", help="only the cases whose name contains this")
+    options = parser.parse_args()
     if choose(torch.zeros(2, 2)) != "native":
         raise SystemExit("The native kernel has not been compiled: python -m torchleap.mix.build")
     dice = random.Random(0)
     mixed = [dice.choice([1, 1, 1, 1, 4, 8, 8, 16, 16, 32, 64, 128]) for _ in range(511)] + [256]
-    print(f"torch {torch.__version__}, {torch.get_num_threads()} threads, kernel {native.load().level}; medians of {repeats}")
+    print(
+        f"torch {torch.__version__}, {torch.get_num_threads()} threads, kernel {native.load().level}; medians of {options.repeats}"
+    )
     print(f"{'':50}{'':8}{'GB/s':>8}{'':18}{'of what reaches':>18}{'times the':>11}")
     print(f"{'':50}{'MB':>8}{'copy':>8}{'forward':>9}{'backward':>9}{'copy':>9}{'clone':>9}{'reference':>11}")
-    for rows in (512, 2048, 4096):
-        measure(f"512 fields, {sum(mixed):,} dimensions, {rows} rows", mixed, rows, torch.float32, repeats)
-    measure(f"the same in bfloat16, {2048} rows", mixed, 2048, torch.bfloat16, repeats)
-    measure("47 fields x 256, 2048 rows", [256] * 47, 2048, torch.float32, repeats)
-    measure("39 fields x 8, 4096 rows", [8] * 39, 4096, torch.float32, repeats)
-    measure("2,000 fields x 1, 2048 rows", [1] * 2000, 2048, torch.float32, repeats)
+    wide = f"512 fields, {sum(mixed):,} dimensions"
+    cases = {f"{wide}, {rows} rows": (mixed, rows, torch.float32) for rows in (512, 2048, 4096)} | {
+        f"{wide}, 2048 rows, bfloat16": (mixed, 2048, torch.bfloat16),
+        "47 fields x 256, 2048 rows": ([256] * 47, 2048, torch.float32),
+        "39 fields x 8, 4096 rows": ([8] * 39, 4096, torch.float32),
+        "2,000 fields x 1, 2048 rows": ([1] * 2000, 2048, torch.float32),
+    }
+    for name, (widths, rows, dtype) in cases.items():
+        if options.case in name:
+            measure(name, widths, rows, dtype, options.repeats)
 
 
 if __name__ == "__main__":

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from torchleap.mix import native
+
 ROOT = Path(__file__).parent.parent
 
 
@@ -27,6 +29,16 @@ def test_demo_prints_the_gates_beside_the_truth_and_draws_them(tmp_path):
     assert (tmp_path / "gates.png").read_bytes()[:4] == b"\x89PNG"
 
 
-def test_overhead_prints_ratios():
-    output = run("benchmarks/overhead.py", "--repeats", "1")
-    assert len(output.splitlines()) == 5
+def test_overhead_prints_ratios_and_memory():
+    first, header, ratios, _, memory = run("benchmarks/overhead.py", "--quick", "--case", "(b)").splitlines()
+    assert "torchleap mixes by" in first
+    assert header.split()[-4:] == ["loop", "gather", "torch", "torchleap"]
+    assert all(float(ratio) > 0.5 for ratio in ratios.split()[-4:])
+    assert len([float(copies) for copies in memory.split()[-4:]]) == 4
+
+
+@pytest.mark.skipif(isinstance(native.load(), str), reason="the native kernel has not been compiled")
+def test_roofline_prints_shares_of_a_copy():
+    last = run("benchmarks/roofline.py", "--repeats", "2", "--case", "39 fields").splitlines()[-1]
+    assert last.startswith("39 fields x 8")
+    assert last.count("%") == 2

@@ -15,6 +15,7 @@ def test_all_bad_settings_are_told_at_once():
         "init": math.nan,
         "warmup": -1,
         "floor": 1,
+        "shuffle": "random",
     }
     for values in (bad, {"alpha": "1e-3", "clip": (1,), "warmup": 2.5, "seed": 1.5, "adaptive": 1, "normalize": None}):
         with pytest.raises(TorchleapError) as error:
