@@ -67,9 +67,7 @@ def main() -> None:
         raise SystemExit("The native kernel has not been compiled: python -m torchleap.mix.build")
     dice = random.Random(0)
     mixed = [dice.choice([1, 1, 1, 1, 4, 8, 8, 16, 16, 32, 64, 128]) for _ in range(511)] + [256]
-    print(
-        f"torch {torch.__version__}, {torch.get_num_threads()} threads, kernel {native.load().level}; medians of {options.repeats}"
-    )
+    print(f"torch {torch.__version__}, {torch.get_num_threads()} threads, kernel {native.load().level}")
     print(f"{'':50}{'':8}{'GB/s':>8}{'':18}{'of what reaches':>18}{'times the':>11}")
     print(f"{'':50}{'MB':>8}{'copy':>8}{'forward':>9}{'backward':>9}{'copy':>9}{'clone':>9}{'reference':>11}")
     wide = f"512 fields, {sum(mixed):,} dimensions"

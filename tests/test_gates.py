@@ -43,6 +43,16 @@ def test_training_mixes_as_the_definition_says(widths, rows, seed, floor):
     torch.testing.assert_close(gates(x), expected, rtol=1e-6, atol=1e-6)
 
 
+def test_cyclic_shifts_mix_as_the_definition_says():
+    gates = LeAP(fields_of([1, 4]), shuffle="cyclic", seed=3, init=-20.0)
+    x = torch.randn(16, 5)
+    order = Draw(streams(gates.seed, gates.steps), "cyclic").permutations(16)
+    mixed = gates(x)
+    torch.testing.assert_close(mixed[:, :1], x[order[0], :1])
+    torch.testing.assert_close(mixed[:, 1:], x[order[1], 1:])
+    assert gates.settings["shuffle"] == "cyclic"
+
+
 def test_gate_is_the_sigmoid_of_theta_over_temperature():
     gates = LeAP({"a": 1, "b": 2}, temperature=0.5, init=0.3)
     assert gates.scores()["b"] == pytest.approx(1 / (1 + math.exp(-0.3 / 0.5)))

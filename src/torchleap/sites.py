@@ -19,6 +19,7 @@ from torch.utils.hooks import RemovableHandle
 from .errors import AttachError, FieldError, nearest
 from .fields import Field, Fields
 from .gates import LeAP
+from .mix import join as side_by_side
 
 CHILD = "torchleap"  # the gates' name in the layer that holds them
 Side = Literal["input", "output"]
@@ -247,7 +248,7 @@ def join(value: Mapping[str, Any], fields: Fields, names: list[str], label: str)
     rows = {name: value[name].shape[0] for name in names}
     if len(set(rows.values())) > 1:
         raise FieldError(f"{label}: expected the same number of rows in every field, but found {rows}.")
-    return torch.cat([value[name].flatten(1) if value[name].dim() > 1 else value[name][:, None] for name in names], dim=1)
+    return side_by_side([value[name].flatten(1) if value[name].dim() > 1 else value[name][:, None] for name in names])
 
 
 def _problem(value: Mapping[str, Any], field: Field) -> str | None:

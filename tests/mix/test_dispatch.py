@@ -5,11 +5,13 @@ import sys
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import nn
 
 import torchleap as tl
 from torchleap.errors import TorchleapError
-from torchleap.mix import Draw, choose, dispatch, mix, native, reference, streams
+from torchleap.mix import Draw, choose, dispatch, join, mix, native, reference, streams
 
 COMPILED = pytest.mark.skipif(isinstance(native.load(), str), reason="the native kernel has not been compiled")
 FIELDS = {"a": 1, "b": 8, "c": 20}
@@ -152,6 +154,8 @@ def test_without_the_native_kernel_it_says_so_once_and_gives_the_same_results(tm
     script = """
 import sys, warnings
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 import torchleap.mix.build as build
 from pathlib import Path
 build.library = lambda level, folder=None: Path(sys.argv[1]) / level  # nothing there
@@ -192,3 +196,30 @@ def test_gates_trained_by_any_backend_end_where_the_definition_ends(monkeypatch)
         thetas[name] = plugin.gates.theta.detach()
     torch.testing.assert_close(thetas["torch"], thetas["reference"], rtol=1e-9, atol=1e-9)
     torch.testing.assert_close(thetas[""], thetas["reference"], rtol=1e-9, atol=1e-9)
+
+
+@given(
+    widths=st.lists(st.integers(1, 70), min_size=1, max_size=9),
+    rows=st.integers(1, 80),
+    dtype=st.sampled_from([torch.float32, torch.float64, torch.bfloat16, torch.float16]),
+    transposed=st.booleans(),
+)
+def test_join_is_cat(widths, rows, dtype, transposed):
+    blocks = [torch.randn(rows, width).to(dtype) for width in widths]
+    blocks = [block.T.contiguous().T if transposed and i % 2 else block for i, block in enumerate(blocks)]
+    blocks = [block.requires_grad_(i % 3 != 1) for i, block in enumerate(blocks)]
+    found, expected = join(blocks), torch.cat(blocks, dim=1)
+    assert torch.equal(found, expected)
+    weight = torch.randn_like(expected)
+    wanted = [block for block in blocks if block.requires_grad]
+    pairs = (torch.autograd.grad((joined * weight).sum(), wanted) for joined in (found, expected))
+    assert all(torch.equal(a, b) for a, b in zip(*pairs, strict=True))
+
+
+def test_join_of_different_types_widens_as_cat_does():
+    blocks = [torch.randn(4, 2), torch.randn(4, 3, dtype=torch.float64)]
+    assert torch.equal(join(blocks), torch.cat(blocks, dim=1))
+
+
+def test_opcheck_of_join():
+    torch.library.opcheck(torch.ops.torchleap.join, ([torch.randn(5, 2, requires_grad=True), torch.randn(5, 3)],))

@@ -114,6 +114,34 @@ def mix(
     return Mixed(output, mean, statistics)
 
 
+def join(blocks: list[Tensor]) -> Tensor:
+    """Fields that lie apart, (B, width) each, side by side: `torch.cat(blocks, dim=1)`."""
+    if len(blocks) == 1:
+        return blocks[0]
+    alike = all(block.dtype == blocks[0].dtype and block.device == blocks[0].device for block in blocks)
+    joined: Tensor = torch.ops.torchleap.join(blocks) if alike else torch.cat(blocks, dim=1)
+    return joined
+
+
+@torch.library.custom_op("torchleap::join", mutates_args=())
+def _join(blocks: list[Tensor]) -> Tensor:
+    if choose(blocks[0]) == "native":
+        return native.join(blocks)
+    return torch.cat(blocks, dim=1)
+
+
+@_join.register_fake
+def _(blocks: list[Tensor]) -> Tensor:
+    return blocks[0].new_empty(blocks[0].shape[0], sum(block.shape[1] for block in blocks))
+
+
+def _save_widths(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+    ctx.widths = [block.shape[1] for block in inputs[0]]
+
+
+_join.register_autograd(lambda ctx, grad: list(grad.split(ctx.widths, dim=1)), setup_context=_save_widths)
+
+
 @torch.library.custom_op("torchleap::mix", mutates_args=())
 def _mix(
     x: Tensor, gate: Tensor, column_gate: Tensor, seed: Tensor, steps: Tensor, first_gate: int, shuffle: str

@@ -6,6 +6,7 @@ was in use at once.
 """
 
 import ctypes
+import math
 import threading
 import weakref
 from collections.abc import Callable
@@ -26,15 +27,15 @@ class Pool:
         self._in_use = self._most_in_use = 0  # bytes
         self._lock = threading.RLock()  # a garbage collection within may give back a block
 
-    def empty(self, like: Tensor) -> Tensor:
-        """A contiguous tensor of the same shape and type with any content."""
-        wanted = like.numel() * like.element_size()
+    def empty(self, like: Tensor, shape: tuple[int, ...]) -> Tensor:
+        """A contiguous tensor of the same type, with any content."""
+        wanted = math.prod(shape) * like.element_size()
         if wanted < LARGE:
-            return torch.empty_like(like, memory_format=torch.contiguous_format)
+            return like.new_empty(shape)
         size, address = self._take(wanted)
         block = (ctypes.c_char * size).from_address(address)
         weakref.finalize(block, self._give_back, size, address).atexit = False
-        return torch.frombuffer(block, dtype=like.dtype, count=like.numel()).view(like.shape)
+        return torch.frombuffer(block, dtype=like.dtype, count=math.prod(shape)).view(shape)
 
     def _take(self, wanted: int) -> tuple[int, int]:
         with self._lock:

@@ -13,7 +13,7 @@ from .memory import Pool
 from .reference import Mixed
 from .shuffle import SAMPLE_ROWS, Draw
 
-INTERFACE = 1  # as in kernel.c
+INTERFACE = 2  # as in kernel.c
 DTYPES = {torch.float32: 0, torch.float64: 1, torch.bfloat16: 2}
 CURE = "With a C compiler, `python -m torchleap.mix.build` compiles it."
 
@@ -50,6 +50,9 @@ class Kernel:
         threads: list[Any] = [c_int, c_void_p]
         self.streams = compiled.torchleap_streams
         self.streams.argtypes = [c_int64, c_void_p, c_int64, c_int64, c_void_p]
+        self.join = compiled.torchleap_join
+        self.join.argtypes = [c_void_p, c_void_p, c_void_p, c_int64, c_int64, c_int64, c_void_p, *threads]
+        self.join.restype = None
         self.forward = compiled.torchleap_forward
         self.forward.argtypes = [c_int, c_void_p, *layout, c_int64, c_void_p, c_void_p, c_void_p, *threads]
         self.backward = compiled.torchleap_backward
@@ -72,11 +75,32 @@ def streams(seed: Tensor, steps: Tensor, first_gate: int = 0) -> Tensor:
     return found
 
 
+def join(blocks: list[Tensor]) -> Tensor:
+    """`torch.cat(blocks, dim=1)` for blocks of one type."""
+    blocks = [_with_rows_in_memory(block) for block in blocks]
+    rows, size = blocks[0].shape[0], blocks[0].element_size()
+    widths = [block.shape[1] for block in blocks]
+    output = _kernel().pool.empty(blocks[0], (rows, sum(widths)))
+    count = len(blocks)
+    _kernel().join(
+        (c_void_p * count)(*[block.data_ptr() for block in blocks]),
+        (c_int64 * count)(*[block.stride(0) * size for block in blocks]),
+        (c_int64 * count)(*[width * size for width in widths]),
+        count,
+        rows,
+        sum(widths) * size,
+        output.data_ptr(),
+        torch.get_num_threads(),
+        _kernel().parallel,
+    )
+    return output
+
+
 def forward(x: Tensor, gate: Tensor, column_gate: Tensor, draw: Draw) -> Mixed:
     """See `reference.mix`."""
     x = _with_rows_in_memory(x)
     rows, columns = x.shape
-    output = _kernel().pool.empty(x)
+    output = _kernel().pool.empty(x, x.shape)
     mean = gate.new_empty(columns)
     statistics = gate.new_empty(4, gate.shape[0])
     after = [min(SAMPLE_ROWS, rows), output.data_ptr(), mean.data_ptr(), statistics.data_ptr()]
@@ -88,7 +112,7 @@ def backward(grad: Tensor, x: Tensor, gate: Tensor, column_gate: Tensor, draw: D
     """See `reference.gradients`."""
     x, grad = _with_rows_in_memory(x), _with_rows_in_memory(grad)
     found = [
-        _kernel().pool.empty(x) if wants[0] else gate.new_empty(0),
+        _kernel().pool.empty(x, x.shape) if wants[0] else gate.new_empty(0),
         torch.empty_like(gate) if wants[1] else gate.new_empty(0),
     ]
     after = [gradient.data_ptr() if wanted else None for gradient, wanted in zip(found, wants, strict=True)]
