@@ -43,6 +43,20 @@ def test_training_mixes_as_the_definition_says(widths, rows, seed, floor):
     torch.testing.assert_close(gates(x), expected, rtol=1e-6, atol=1e-6)
 
 
+def test_a_batch_on_another_device_is_an_error_with_a_cure():
+    gates = LeAP({"a": 1, "b": 2})
+    with pytest.raises(FieldError, match=r"LeAP is on cpu, but receives a batch on meta. Move one of them: batch.to\('cpu'\)"):
+        gates(torch.randn(4, 3, device="meta"))
+
+
+def test_values_too_large_to_square_are_named():
+    gates = LeAP({"a": 1, "b": 2}, seed=0)
+    x = torch.randn(4096, 3)
+    x[:, 0] = torch.where(torch.rand(4096) < 0.5, -5e18, 5e18)
+    with pytest.raises(FieldError, match="too large to square in field 'a'"):
+        gates(10 * x)
+
+
 def test_cyclic_shifts_mix_as_the_definition_says():
     gates = LeAP(fields_of([1, 4]), shuffle="cyclic", seed=3, init=-20.0)
     x = torch.randn(16, 5)

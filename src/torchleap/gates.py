@@ -157,7 +157,7 @@ class LeAP(nn.Module):
         mixed = mix(x, share, column_gate, self.seed, steps, gates.start, self.shuffle)
         asks = x.device.type == "cpu" and not torch.compiler.is_compiling()  # elsewhere it would stall the step: scores() asks
         if asks and not math.isfinite(mixed.statistics.sum().item()):
-            self._refuse_nonfinite(mixed.distance, gates)
+            self._refuse_nonfinite(mixed.statistics, gates)
         self._measure(mixed, columns, gates)
         return mixed.output
 
@@ -239,7 +239,7 @@ class LeAP(nn.Module):
     def scores(self) -> dict[str, float]:
         """Each field's gate as a plain float, in field order."""
         fields = self.known_fields()
-        self._refuse_nonfinite(self.distance, slice(0, len(self.distance)))
+        self._refuse_nonfinite(torch.stack([self.distance, self.square]), slice(0, len(self.distance)))
         return dict(zip(fields.names, self.gate().detach()[self.field_gate].tolist(), strict=True))
 
     # Housekeeping
@@ -319,6 +319,11 @@ class LeAP(nn.Module):
                 f"{self.place} expects (rows, columns) or (rows, fields, width), but receives the shape {tuple(x.shape)}. "
                 "Put the gates where whole rows pass."
             )
+        if x.device != self.theta.device:
+            raise FieldError(
+                f"{self.place} is on {self.theta.device}, but receives a batch on {x.device}. Move one of them: "
+                f"batch.to({str(self.theta.device)!r})."
+            )
         flat = x.flatten(1)
         expected = fields.dims if columns is None else columns.stop - columns.start
         if flat.shape[1] != expected:
@@ -333,8 +338,8 @@ class LeAP(nn.Module):
             )
         return flat
 
-    def _refuse_nonfinite(self, distance: Tensor, gates: slice) -> None:
-        finite = torch.isfinite(distance)
+    def _refuse_nonfinite(self, statistics: Tensor, gates: slice) -> None:
+        finite = torch.isfinite(statistics).all(0)
         if finite.all():
             return
         bad = {gate + gates.start for gate in (~finite).nonzero().flatten().tolist()}

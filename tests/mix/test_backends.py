@@ -1,13 +1,15 @@
 """Every backend against the definition: random fields, widths, batch sizes, dtypes, memory layouts."""
 
 import ctypes
+import subprocess
+import sys
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torchleap.mix import Draw, blocks, build, native, reference, streams
+from torchleap.mix import Draw, blocks, build, mix, native, reference, streams
 
 LEVELS = {"AVX512": ["avx512", "avx2", "baseline"], "AVX2": ["avx2", "baseline"]}.get(
     torch.backends.cpu.get_cpu_capability(), ["baseline"]
@@ -155,14 +157,15 @@ def test_expanded_gradients_are_read_as_they_are(backend):
 
 
 @pytest.mark.skipif(isinstance(native.load(), str), reason="the native kernel has not been compiled")
-def test_native_results_do_not_depend_on_the_number_of_threads():
-    widths = [1, 300, 8, 64, 700, 2]
-    column_gate = torch.arange(6).repeat_interleave(torch.tensor(widths))
-    x, grad, gate = torch.randn(3000, sum(widths)), torch.randn(3000, sum(widths)), torch.rand(6)
-    draw = Draw(streams(torch.tensor(1), torch.zeros(6, dtype=torch.int64)))
+@pytest.mark.parametrize("widths", [[1, 300, 8, 64, 700, 2], [100] * 3, [24] * 50])
+def test_native_results_do_not_depend_on_the_number_of_threads(widths):
+    gates = len(widths)
+    column_gate = torch.arange(gates).repeat_interleave(torch.tensor(widths))
+    x, grad, gate = torch.randn(777, sum(widths)), torch.randn(777, sum(widths)), torch.rand(gates)
+    draw = Draw(streams(torch.tensor(1), torch.zeros(gates, dtype=torch.int64)))
     before, results = torch.get_num_threads(), []
     try:
-        for threads in (1, 2, 5):
+        for threads in (1, 2, 3, 4, 5):
             torch.set_num_threads(threads)
             backward = native.backward(grad, x, gate, column_gate, draw, (True, True))
             results.append([*native.forward(x, gate, column_gate, draw), *backward])
@@ -190,9 +193,58 @@ def test_native_works_without_torch_s_threads(monkeypatch):
 
 @pytest.mark.skipif(isinstance(native.load(), str), reason="the native kernel has not been compiled")
 def test_native_refuses_what_would_read_past_its_memory():
+    x, gate, columns = torch.randn(4, 2), torch.rand(2), torch.tensor([0, 1])
     draw = Draw(streams(torch.tensor(1), torch.zeros(2, dtype=torch.int64)))
     for gate_of_column in (-1, 2):
         with pytest.raises(ValueError, match="a gate from 0 to 1"):
-            native.forward(torch.randn(4, 2), torch.rand(2), torch.tensor([0, gate_of_column]), draw)
+            native.forward(x, gate, torch.tensor([0, gate_of_column]), draw)
     with pytest.raises(ValueError, match="found torch.Size"):
-        native.forward(torch.randn(0, 2), torch.rand(2), torch.tensor([0, 1]), draw)
+        native.forward(torch.randn(0, 2), gate, columns, draw)
+    with pytest.raises(ValueError, match=r"Expected gates in torch.float32 on the CPU\."):
+        native.forward(x, gate.double(), columns, draw)
+    with pytest.raises(ValueError, match="Expected gates in torch.float32 on the CPU"):
+        native.forward(x, torch.rand(2, device="meta"), columns, draw)
+    with pytest.raises(ValueError, match="a gate as int64 for each of 2 columns, on the CPU and 3 streams"):
+        native.forward(x, gate, columns.int(), Draw(draw.streams[:2]))
+    with pytest.raises(ValueError, match=r"Expected a gradient \(4, 2\) in torch.float32, but found \(4, 2\) in torch.float64"):
+        native.backward(x.double(), x, gate, columns, draw, (True, True))
+    with pytest.raises(ValueError, match="Expected steps in int64 on the CPU, but found torch.int32"):
+        native.streams(torch.tensor(1), torch.zeros(2, dtype=torch.int32))
+    with pytest.raises(ValueError, match="as many rows"):
+        native.join([torch.zeros(10, 3), torch.zeros(2, 3)])
+
+
+@pytest.mark.skipif(isinstance(native.load(), str) or sys.platform != "linux", reason="needs the native kernel and Linux")
+@pytest.mark.parametrize(("rows", "columns", "stride"), [(1024, 1, 1), (1024, 4, 4), (300, 100, 100), (5, 100, 0), (50, 300, 2)])
+def test_native_reads_no_byte_behind_its_input(rows, columns, stride):
+    """The input ends where a page ends that may be read, and the next one may not: a byte too far kills the process."""
+    script = f"""
+import ctypes, torch
+from torchleap.mix import Draw, native, streams
+libc = ctypes.CDLL(None)
+libc.mmap.restype = ctypes.c_void_p
+libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long]
+libc.mprotect.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+size = 4 * (({rows} - 1) * {stride} + {columns})
+room = (size + 4095) // 4096 * 4096
+start = libc.mmap(None, room + 4096, 3, 0x22, -1, 0)
+assert libc.mprotect(start + room, 4096, 0) == 0
+memory = (ctypes.c_char * size).from_address(start + room - size)
+x = torch.frombuffer(memory, dtype=torch.float32).as_strided(({rows}, {columns}), ({stride}, 1))
+gate, column_gate = torch.rand(1), torch.zeros({columns}, dtype=torch.int64)
+draw = Draw(streams(torch.tensor(1), torch.zeros(1, dtype=torch.int64)))
+native.forward(x, gate, column_gate, draw)
+native.backward(x, x, gate, column_gate, draw, (True, True))
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.skipif(isinstance(native.load(), str), reason="the native kernel has not been compiled")
+def test_large_results_may_be_changed_in_place():
+    x = torch.randn(4096, 128, requires_grad=True)
+    gate, column_gate = torch.rand(2, requires_grad=True), torch.arange(2).repeat_interleave(64)
+    mixed = mix(x, gate, column_gate, torch.tensor(0), torch.zeros(2, dtype=torch.int64)).output
+    assert not mixed._is_view()
+    torch.nn.functional.dropout(mixed, 0.1, inplace=True).sum().backward()
+    assert x.grad.shape == x.shape

@@ -91,6 +91,33 @@ def test_no_memory_is_an_error_with_a_cure():
         Pool(lambda size: None, lambda address: None).empty(*large())
 
 
+def test_a_garbage_collection_at_any_moment_does_no_harm(heap):
+    class Cycle:
+        pass
+
+    before = gc.get_threshold()
+    try:
+        for threshold in range(1, 60):
+            pool = Pool(heap.allocate, heap.release)
+            for _ in range(4):
+                cycle = Cycle()
+                cycle.me, cycle.tensor = cycle, pool.empty(*large())
+                del cycle
+                gc.set_threshold(threshold)
+                pool.empty(*large())
+                gc.set_threshold(*before)
+    finally:
+        gc.set_threshold(*before)
+
+
+def test_waiting_blocks_are_freed_before_memory_runs_out():
+    heap = Heap()
+    pool = Pool(lambda size: None if heap.blocks and size > LARGE else heap.allocate(size), heap.release)
+    pool.empty(*large())
+    assert pool.empty(*large(3)).numel() == 3 * LARGE // 4  # only possible once the waiting block is gone
+    assert heap.freed == 1
+
+
 def test_threads_do_not_share_a_block(heap):
     pool = Pool(heap.allocate, heap.release)
     wrong = []

@@ -34,12 +34,14 @@ class Backend(NamedTuple):
 
 
 def _native_obstacle(x: Tensor) -> str:
+    kernel = native.load()
+    if isinstance(kernel, str):
+        return kernel
     if x.device.type != "cpu":
         return f"the native kernel is for the CPU, but the input is on {x.device}"
     if x.dtype not in native.DTYPES:
         return f"the native kernel takes {', '.join(str(dtype) for dtype in native.DTYPES)}, but the input is {x.dtype}"
-    kernel = native.load()
-    return kernel if isinstance(kernel, str) else ""
+    return ""
 
 
 def _triton_obstacle(x: Tensor) -> str:
@@ -88,7 +90,7 @@ def choose(x: Tensor) -> str:
     obstacle = BACKENDS[fast].obstacle(x)
     if not obstacle:
         return fast
-    if fast == "triton" or isinstance(native.load(), str):
+    if fast == "triton" or isinstance(native.load(), str):  # a type that the kernel does not know needs no cure
         _say_once(obstacle)
     return "torch"
 
@@ -148,7 +150,8 @@ def _mix(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     backend = BACKENDS[choose(x)]
     drawn = backend.streams(seed, steps, first_gate)  # saved for backward: the steps go on meanwhile
-    return *backend.forward(x, gate, column_gate, Draw(drawn, shuffle)), drawn  # type: ignore[arg-type]
+    output, mean, statistics = backend.forward(x, gate, column_gate, Draw(drawn, shuffle))  # type: ignore[arg-type]
+    return output.contiguous(), mean, statistics, drawn
 
 
 @_mix.register_fake
@@ -162,7 +165,8 @@ def _mix_backward(
     grad: Tensor, x: Tensor, gate: Tensor, column_gate: Tensor, streams: Tensor, shuffle: str, wants_x: bool, wants_gate: bool
 ) -> list[Tensor]:
     draw = Draw(streams, shuffle)  # type: ignore[arg-type]
-    return BACKENDS[choose(x)].backward(grad, x, gate, column_gate, draw, (wants_x, wants_gate))
+    found = BACKENDS[choose(x)].backward(grad, x, gate, column_gate, draw, (wants_x, wants_gate))
+    return [gradient.contiguous() for gradient in found]
 
 
 @_mix_backward.register_fake
@@ -197,15 +201,16 @@ def _save_again(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
 def _differentiate_again(ctx: Any, grads: list[Tensor]) -> tuple[Any, ...]:
     """For gradient penalties: plainly, from the definition. The shuffled copy stays without gradient."""
     grad, x, gate, column_gate, drawn = ctx.saved_tensors
-    by_grad, by_x, by_gate = torch.zeros_like(grad), torch.zeros_like(x), torch.zeros_like(gate)
+    wide_grad, wide_x = grad.to(gate.dtype), x.to(gate.dtype)
+    by_grad, by_x, by_gate = torch.zeros_like(wide_grad), torch.zeros_like(wide_x), torch.zeros_like(gate)
     if ctx.wants_x:
         by_grad = by_grad + gate[column_gate] * grads[0]
-        by_gate = by_gate.index_add(0, column_gate, (grads[0] * grad).sum(0))
+        by_gate = by_gate.index_add(0, column_gate, (grads[0] * wide_grad).sum(0))
     if ctx.wants_gate:
         permutation = Draw(drawn, ctx.shuffle).permutations(x.shape[0])
         by_column = grads[1][column_gate]
-        by_grad = by_grad + by_column * (x - x.detach().gather(0, permutation[column_gate].T))
-        by_x = by_x + by_column * grad
+        by_grad = by_grad + by_column * (wide_x - wide_x.detach().gather(0, permutation[column_gate].T))
+        by_x = by_x + by_column * wide_grad
     return by_grad.to(grad.dtype), by_x.to(x.dtype), by_gate, *[None] * 5
 
 

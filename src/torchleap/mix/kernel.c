@@ -87,7 +87,7 @@ static inline int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
 static inline int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }
 static inline int64_t round_up(int64_t value, int64_t unit) { return (value + unit - 1) / unit * unit; }
 
-/* Permutations: see permutations() in reference.py */
+/* Permutations: see shuffle.py */
 
 static const uint64_t GOLDEN = 0x9E3779B97F4A7C15u;
 

@@ -20,7 +20,7 @@ static void NAME(pack)(const Work *work, const Panel *panel, Scratch *s, int sum
     const ELEMENT *restrict x = (const ELEMENT *)work->x + panel->first;
     ELEMENT *restrict packed = (ELEMENT *)s->packed;
     WIDE *restrict sum = (WIDE *)s->tile_sum;
-    const int at_end = panel->first + pitch > work->columns;
+    const int64_t last_safe = (work->rows - 1) * stride + work->columns - panel->first - pitch; /* where whole lines still fit */
     memset(s->total, 0, (size_t)width * 8);
     for (int64_t start = 0; start < work->rows; start += TILE) {
         if (sums) memset(sum, 0, (size_t)pitch * sizeof(WIDE));
@@ -28,7 +28,7 @@ static void NAME(pack)(const Work *work, const Panel *panel, Scratch *s, int sum
             const ELEMENT *restrict from = x + row * stride;
             ELEMENT *restrict to = packed + row * pitch;
             PREFETCH(from + AHEAD * stride, bytes);
-            copy_row((char *)to, (const char *)from, bytes, at_end && row + 1 == work->rows);
+            copy_row((char *)to, (const char *)from, bytes, row * stride > last_safe);
             for (int64_t c = 0; sums && c < width; c += UNIT) {
 #pragma omp simd
                 for (int64_t i = 0; i < UNIT; i++) sum[c + i] += READ(to[c + i]);
@@ -114,15 +114,12 @@ static void NAME(write_gate)(const Work *work, int64_t gate, double distance, do
     of_gate[3 * work->gates] = (WIDE)(spread / (double)work->width_of[gate]);
 }
 
-/* The rows' squares of the gates that lie in this panel alone */
-static void NAME(add_distances)(const Panel *panel, Scratch *s, int64_t rows) {
-    for (int64_t g = 0; g < panel->gates; g++) {
-        const WIDE *restrict row_square = (const WIDE *)s->row_square + g * TILE;
-        WIDE distance = 0, square = 0;
+/* Add the distances and squares of the rows of one tile. */
+static void NAME(add_tile)(const WIDE *restrict row_square, int64_t rows, double *distances, double *squares) {
+    WIDE distance = 0, square = 0;
 #pragma omp simd reduction(+ : distance, square)
-        for (int64_t row = 0; row < rows; row++) distance += ROOT(row_square[row]), square += row_square[row];
-        s->distance[g] += distance, s->square[g] += square;
-    }
+    for (int64_t row = 0; row < rows; row++) distance += ROOT(row_square[row]), square += row_square[row];
+    *distances += distance, *squares += square;
 }
 
 /* Bring the results of a tile to where they belong. */
@@ -168,7 +165,8 @@ static void NAME(forward)(const void *whole, void *own, int64_t number, int64_t 
                 NAME(mix_piece)((const ELEMENT *)s->packed + at, pitch, start, rows, s->orders + piece->local * work->rows,
                                 ((const WIDE *)work->gate)[piece->gate], result + at, result_pitch, into, piece->width);
             }
-            NAME(add_distances)(panel, s, rows);
+            for (int64_t g = 0; g < panel->gates; g++)
+                NAME(add_tile)((const WIDE *)s->row_square + g * TILE, rows, &s->distance[g], &s->square[g]);
             NAME(write_tile)(work, panel, s, work->output, start, rows, first_column, number + 1 == end);
         }
         for (int64_t i = panel->piece; i < panel->end; i++) {
@@ -193,7 +191,8 @@ static void NAME(finish)(const Work *work) {
             for (int64_t k = 0; k < work->sample; k++) sum->code[k] += part->code[k], sum->deviation[k] += part->deviation[k];
         }
         double distances = 0, squares = 0;
-        for (int64_t row = 0; row < work->rows; row++) distances += ROOT(square[row]), squares += square[row];
+        for (int64_t start = 0; start < work->rows; start += TILE)
+            NAME(add_tile)(square + start, smaller(TILE, work->rows - start), &distances, &squares);
         NAME(write_gate)(work, sum->gate, distances, squares, sum->code, sum->deviation);
     }
 }
@@ -246,12 +245,12 @@ static void NAME(read_grad)(const Work *work, const Panel *panel, Scratch *s, in
     const int64_t width = panel->width, pitch = pitch_of(width, sizeof(ELEMENT)), bytes = width * (int64_t)sizeof(ELEMENT);
     const ELEMENT *from = (const ELEMENT *)work->grad + start * work->grad_stride + panel->first;
     const WIDE *restrict share = (const WIDE *)s->share;
-    const int at_end = panel->first + pitch > work->columns;
+    const int64_t last_safe = (work->rows - 1) * work->grad_stride + work->columns - panel->first - pitch;
     for (int64_t row = 0; row < rows; row++, from += work->grad_stride) {
         ELEMENT *restrict to = (ELEMENT *)s->grad + row * pitch;
         ELEMENT *restrict result = (ELEMENT *)(s->result + LINE) + row * (pitch + UNIT);
         PREFETCH(from + AHEAD * work->grad_stride, bytes);
-        copy_row((char *)to, (const char *)from, bytes, at_end && start + row + 1 == work->rows);
+        copy_row((char *)to, (const char *)from, bytes, (start + row) * work->grad_stride > last_safe);
         for (int64_t c = 0; work->grad_x && c < width; c += UNIT) {
 #pragma omp simd
             for (int64_t i = 0; i < UNIT; i++) result[c + i] = WRITE(share[c + i] * READ(to[c + i]));

@@ -15,6 +15,8 @@ from .shuffle import SAMPLE_ROWS, Draw
 
 INTERFACE = 2  # as in kernel.c
 DTYPES = {torch.float32: 0, torch.float64: 1, torch.bfloat16: 2}
+WIDE = {dtype: torch.promote_types(dtype, torch.float32) for dtype in DTYPES}
+SHUFFLES = {"uniform": 0, "cyclic": 1}
 CURE = "With a C compiler, `python -m torchleap.mix.build` compiles it."
 
 
@@ -26,13 +28,14 @@ def load() -> "Kernel | str":
     capability = torch.backends.cpu.get_cpu_capability()
     best = {"AVX512": "avx512", "AVX2": "avx2"}.get(capability, "baseline")
     levels = list(LEVELS)[list(LEVELS).index(best) :]  # this level, or a lower one
-    found = [library(level) for level in levels if library(level).exists()]
-    if not found:
-        return f"torchleap's native kernel has not been compiled. {CURE}"
-    try:
-        return Kernel(ctypes.CDLL(str(found[0])), found[0].stem.removeprefix("_kernel_"))
-    except (OSError, AttributeError) as error:
-        return f"torchleap's native kernel cannot be loaded ({error}). {CURE}"
+    reason = f"torchleap's native kernel has not been compiled. {CURE}"
+    for level in levels:
+        if library(level).exists():
+            try:
+                return Kernel(ctypes.CDLL(str(library(level))), level)
+            except (OSError, AttributeError) as error:
+                reason = f"torchleap's native kernel cannot be loaded ({error}). {CURE}"
+    return reason
 
 
 class Kernel:
@@ -69,6 +72,8 @@ def _torch_threads() -> int | None:
 
 def streams(seed: Tensor, steps: Tensor, first_gate: int = 0) -> Tensor:
     """See `shuffle.streams`."""
+    if not _is_index(steps, len(steps)):
+        raise ValueError(f"Expected steps in int64 on the CPU, but found {steps.dtype} on {steps.device}.")
     steps = steps.contiguous()
     found = steps.new_empty(1 + steps.shape[0])
     _kernel().streams(int(seed), steps.data_ptr(), steps.shape[0], first_gate, found.data_ptr())
@@ -77,6 +82,8 @@ def streams(seed: Tensor, steps: Tensor, first_gate: int = 0) -> Tensor:
 
 def join(blocks: list[Tensor]) -> Tensor:
     """`torch.cat(blocks, dim=1)` for blocks of one type."""
+    if any(block.shape[0] != blocks[0].shape[0] or block.device.type != "cpu" for block in blocks):
+        raise ValueError(f"Expected blocks with as many rows, on the CPU, but found {[tuple(block.shape) for block in blocks]}.")
     blocks = [_with_rows_in_memory(block) for block in blocks]
     rows, size = blocks[0].shape[0], blocks[0].element_size()
     widths = [block.shape[1] for block in blocks]
@@ -100,9 +107,9 @@ def forward(x: Tensor, gate: Tensor, column_gate: Tensor, draw: Draw) -> Mixed:
     """See `reference.mix`."""
     x = _with_rows_in_memory(x)
     rows, columns = x.shape
-    output = _kernel().pool.empty(x, x.shape)
+    output = _kernel().pool.empty(x, (rows, columns))
     mean = gate.new_empty(columns)
-    statistics = gate.new_empty(4, gate.shape[0])
+    statistics = gate.new_zeros(4, gate.shape[0])
     after = [min(SAMPLE_ROWS, rows), output.data_ptr(), mean.data_ptr(), statistics.data_ptr()]
     _call(_kernel().forward, x, gate, column_gate, draw, before=[], after=after)
     return Mixed(output, mean, statistics)
@@ -110,9 +117,11 @@ def forward(x: Tensor, gate: Tensor, column_gate: Tensor, draw: Draw) -> Mixed:
 
 def backward(grad: Tensor, x: Tensor, gate: Tensor, column_gate: Tensor, draw: Draw, wants: tuple[bool, bool]) -> list[Tensor]:
     """See `reference.gradients`."""
+    if grad.dtype != x.dtype or grad.shape != x.shape or grad.device != x.device:
+        raise ValueError(f"Expected a gradient {tuple(x.shape)} in {x.dtype}, but found {tuple(grad.shape)} in {grad.dtype}.")
     x, grad = _with_rows_in_memory(x), _with_rows_in_memory(grad)
     found = [
-        _kernel().pool.empty(x, x.shape) if wants[0] else gate.new_empty(0),
+        _kernel().pool.empty(x, (x.shape[0], x.shape[1])) if wants[0] else gate.new_empty(0),
         torch.empty_like(gate) if wants[1] else gate.new_empty(0),
     ]
     after = [gradient.data_ptr() if wanted else None for gradient, wanted in zip(found, wants, strict=True)]
@@ -132,11 +141,22 @@ def _with_rows_in_memory(x: Tensor) -> Tensor:
     return x if x.stride(1) == 1 or x.shape[1] == 1 else x.contiguous()
 
 
+def _is_index(values: Tensor, length: int) -> bool:
+    return values.dtype == torch.int64 and values.shape == (length,) and values.device.type == "cpu"
+
+
 def _call(
     function: Callable[..., int], x: Tensor, gate: Tensor, column_gate: Tensor, draw: Draw, *, before: Any, after: Any
 ) -> None:
     gate, column_gate, streams = gate.contiguous(), column_gate.contiguous(), draw.streams.contiguous()
     rows, columns = x.shape
+    expected = {
+        f"gates in {WIDE[x.dtype]} on the CPU": gate.dtype == WIDE[x.dtype] and gate.device.type == "cpu",
+        f"a gate as int64 for each of {columns} columns, on the CPU": _is_index(column_gate, columns),
+        f"{1 + gate.shape[0]} streams in int64, on the CPU": _is_index(streams, 1 + gate.shape[0]),
+    }
+    if not all(expected.values()):
+        raise ValueError(f"Expected {' and '.join(wanted for wanted, met in expected.items() if not met)}.")
     failed = function(
         DTYPES[x.dtype],
         *before,
@@ -148,7 +168,7 @@ def _call(
         gate.shape[0],
         column_gate.data_ptr(),
         streams.data_ptr(),
-        draw.shuffle == "cyclic",
+        SHUFFLES[draw.shuffle],
         *after,
         torch.get_num_threads(),
         _kernel().parallel,

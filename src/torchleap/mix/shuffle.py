@@ -22,7 +22,7 @@ class Draw(NamedTuple):
 
     def permutations(self, rows: int) -> Tensor:
         """For each gate the row that comes to each row, (G, rows) int64."""
-        return uniform(self.streams[1:], rows) if self.shuffle == "uniform" else cyclic(self.streams, rows)
+        return {"uniform": lambda: uniform(self.streams[1:], rows), "cyclic": lambda: cyclic(self.streams, rows)}[self.shuffle]()
 
     def sample(self, rows: int) -> Tensor:
         """Some rows in random order, the same for all gates, (S,) int64."""

@@ -41,7 +41,7 @@ def _shuffle(streams, order, rows, gates, BLOCK: tl.constexpr):
         dice = tl.where((number & 1) == 1, value >> 32, value & 0xFFFFFFFF)
         other = ((dice * (number + 1)) >> 32).to(tl.int64)
         held = tl.load(order + other * gates + gate, mask=mask, other=0)
-        tl.store(order + row * gates + gate, held, mask=mask)
+        tl.store(order + number.to(tl.int64) * gates + gate, held, mask=mask)
         tl.store(order + other * gates + gate, tl.zeros_like(held) + row, mask=mask)
 
 
@@ -63,10 +63,10 @@ def _forward(
     COLUMNS: tl.constexpr,
 ):
     """`columns` lists the columns gate by gate, and gate g's start at `first[g]`; the last two results are (blocks, gates)."""
-    own, block = tl.program_id(0), tl.program_id(1)
+    own, block = tl.program_id(0) % gates, tl.program_id(0) // gates
     row = block * ROWS + tl.arange(0, ROWS)
     inside = row < rows
-    other = tl.load(order + row * gates + own, mask=inside, other=0).to(tl.int64)
+    other = tl.load(order + row.to(tl.int64) * gates + own, mask=inside, other=0).to(tl.int64)
     share = tl.load(gate + own)
     start, end = tl.load(first + own), tl.load(first + own + 1)
     change = tl.zeros([ROWS], dtype=share.dtype)
@@ -103,14 +103,14 @@ def _backward(
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
-    own, block = tl.program_id(0), tl.program_id(1)
+    own, block = tl.program_id(0) % gates, tl.program_id(0) // gates
     row = block * ROWS + tl.arange(0, ROWS)
     inside = row < rows
     share = tl.load(gate + own)
     start, end = tl.load(first + own), tl.load(first + own + 1)
     other = row.to(tl.int64)
     if WANTS_GATE:
-        other = tl.load(order + row * gates + own, mask=inside, other=0).to(tl.int64)
+        other = tl.load(order + row.to(tl.int64) * gates + own, mask=inside, other=0).to(tl.int64)
     total = tl.zeros([ROWS], dtype=share.dtype)
     for at in range(start, end, COLUMNS):
         place = at + tl.arange(0, COLUMNS)
@@ -137,7 +137,7 @@ def forward(x: Tensor, gate: Tensor, column_gate: Tensor, draw: Draw) -> Mixed:
     blocks = triton.cdiv(rows, ROWS)
     distance, square = gate.new_empty(blocks, gates), gate.new_empty(blocks, gates)
     arguments = (gate.contiguous(), *_by_gate(column_gate, gates), _order(draw, rows, gates))
-    _forward[(gates, blocks)](
+    _forward[(gates * blocks,)](
         x, x.stride(0), *arguments, output, distance, square, rows, width, gates, ROWS=ROWS, COLUMNS=_block_of(column_gate, gates)
     )
     common, spread = most_common(x[draw.sample(rows)], column_gate, gates)
@@ -154,7 +154,7 @@ def backward(grad: Tensor, x: Tensor, gate: Tensor, column_gate: Tensor, draw: D
     grad_x = x.new_empty(rows, width) if wants[0] else gate.new_empty(0)
     by_block = gate.new_empty(blocks, gates) if wants[1] else gate.new_empty(0)
     order = _order(draw, rows, gates) if wants[1] else column_gate  # not read otherwise
-    _backward[(gates, blocks)](
+    _backward[(gates * blocks,)](
         grad,
         grad.stride(0),
         x,
