@@ -1,7 +1,7 @@
 """What LeAP costs a training step, as a ratio to the same step without it, all versions interleaved in one run.
 
-    python benchmarks/overhead.py            # all cases, some twenty minutes on two cores
-    python benchmarks/overhead.py --quick    # about a minute: the same cases with few repeats, without the largest batch
+    python benchmarks/overhead.py            # all cases, about seven minutes on two cores
+    python benchmarks/overhead.py --quick    # two minutes: few repeats, without the largest batch
 
 Columns: `loop` is the paper's Algorithm 1, a Python loop over fields; `gather` is the definition, mix/reference.py; `torch` is
 the plain PyTorch version for machines without a compiler or with another device; `torchleap` is what an attached model uses
