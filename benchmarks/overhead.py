@@ -1,11 +1,12 @@
 """What LeAP costs a training step, as a ratio to the same step without it, all versions interleaved in one run.
 
-    python benchmarks/overhead.py            # all cases, about seven minutes on two cores
+    python benchmarks/overhead.py            # all cases, about eight minutes on two cores
     python benchmarks/overhead.py --quick    # two minutes: few repeats, without the largest batch
 
 Columns: `loop` is the paper's Algorithm 1, a Python loop over fields; `gather` is the definition, mix/reference.py; `torch` is
-the plain PyTorch version for machines without a compiler or with another device; `torchleap` is what an attached model uses
-here. A step is forward, loss with penalty, backward and Adam; the medians of the ratios to the bare step of the same round.
+the plain PyTorch version for machines without a compiler or with another device, `cyclic` the same with `shuffle="cyclic"`;
+`torchleap` is what an attached model uses here. A step is forward, loss with penalty, backward and Adam; the medians of the
+ratios to the bare step of the same round.
 
 Memory is that of one mixing step, forward and backward, beyond input, output and incoming gradient, in copies of the input.
 """
@@ -29,8 +30,8 @@ from torch import Tensor, nn
 import torchleap as tl
 from torchleap.mix import Draw, choose, streams
 
-VERSIONS = ("bare", "loop", "gather", "torch", "torchleap")
-BACKEND = {"gather": "reference", "torch": "torch", "torchleap": ""}
+VERSIONS = ("bare", "loop", "gather", "torch", "cyclic", "torchleap")
+BACKEND = {"gather": "reference", "torch": "torch", "cyclic": "torch", "torchleap": ""}
 
 
 class LoopOverFields(tl.LeAP):
@@ -70,7 +71,8 @@ def make_step(widths: list[int], hidden: list[int], rows: int, version: str) -> 
     model = nn.Sequential(*layers, nn.Linear(sizes[-1], 1))
     plugin = None
     if version != "bare":
-        gates = (LoopOverFields if version == "loop" else tl.LeAP)(fields_of(widths), seed=0)
+        shuffle = "cyclic" if version == "cyclic" else "uniform"
+        gates = (LoopOverFields if version == "loop" else tl.LeAP)(fields_of(widths), seed=0, shuffle=shuffle)
         plugin = tl.attach(model, at="0", gates=gates)
     optimizer = torch.optim.Adam(model.parameters())
     x = torch.randn(rows, sum(widths), requires_grad=True)  # as behind an embedding
@@ -126,7 +128,8 @@ def measure_memory(widths: list[int], rows: int, version: str) -> float:
                 (block.detach() - shuffled).norm(dim=1).mean()
             output = torch.cat(pieces, dim=1)
         else:
-            output = tl.mix.mix(x, gate, column_gate, torch.tensor(0), steps).output
+            shuffle = "cyclic" if version == "cyclic" else "uniform"
+            output = tl.mix.mix(x, gate, column_gate, torch.tensor(0), steps, shuffle=shuffle).output
         torch.autograd.grad(output, (x, gate), grad)
 
     torch.autograd.grad(tl.mix.mix(x[:4], gate, column_gate, torch.tensor(0), steps).output.sum(), gate)  # load everything
