@@ -137,9 +137,20 @@ def forward(x: Tensor, gate: Tensor, column_gate: Tensor, draw: Draw) -> Mixed:
     blocks = triton.cdiv(rows, ROWS)
     distance, square = gate.new_empty(blocks, gates), gate.new_empty(blocks, gates)
     arguments = (gate.contiguous(), *_by_gate(column_gate, gates), _order(draw, rows, gates))
-    _forward[(gates * blocks,)](
-        x, x.stride(0), *arguments, output, distance, square, rows, width, gates, ROWS=ROWS, COLUMNS=_block_of(column_gate, gates)
-    )
+    with torch.cuda.device_of(x):
+        _forward[(gates * blocks,)](
+            x,
+            x.stride(0),
+            *arguments,
+            output,
+            distance,
+            square,
+            rows,
+            width,
+            gates,
+            ROWS=ROWS,
+            COLUMNS=_block_of(column_gate, gates),
+        )
     common, spread = most_common(x[draw.sample(rows)], column_gate, gates)
     statistics = torch.stack([distance.sum(0) / rows, square.sum(0) / rows, common, spread])
     return Mixed(output, x.mean(0, dtype=gate.dtype), statistics)
@@ -154,24 +165,25 @@ def backward(grad: Tensor, x: Tensor, gate: Tensor, column_gate: Tensor, draw: D
     grad_x = x.new_empty(rows, width) if wants[0] else gate.new_empty(0)
     by_block = gate.new_empty(blocks, gates) if wants[1] else gate.new_empty(0)
     order = _order(draw, rows, gates) if wants[1] else column_gate  # not read otherwise
-    _backward[(gates * blocks,)](
-        grad,
-        grad.stride(0),
-        x,
-        x.stride(0),
-        gate.contiguous(),
-        *_by_gate(column_gate, gates),
-        order,
-        grad_x,
-        by_block,
-        rows,
-        width,
-        gates,
-        WANTS_X=wants[0],
-        WANTS_GATE=wants[1],
-        ROWS=ROWS,
-        COLUMNS=_block_of(column_gate, gates),
-    )
+    with torch.cuda.device_of(x):
+        _backward[(gates * blocks,)](
+            grad,
+            grad.stride(0),
+            x,
+            x.stride(0),
+            gate.contiguous(),
+            *_by_gate(column_gate, gates),
+            order,
+            grad_x,
+            by_block,
+            rows,
+            width,
+            gates,
+            WANTS_X=wants[0],
+            WANTS_GATE=wants[1],
+            ROWS=ROWS,
+            COLUMNS=_block_of(column_gate, gates),
+        )
     return [grad_x, by_block.sum(0) if wants[1] else by_block]
 
 
@@ -181,7 +193,8 @@ def _order(draw: Draw, rows: int, gates: int) -> Tensor:
         return draw.permutations(rows).T.to(torch.int32).contiguous()
     order = torch.empty(rows, gates, dtype=torch.int32, device=draw.streams.device)
     streams = draw.streams[1:].contiguous()
-    _shuffle[(triton.cdiv(gates, GATES),)](streams, order, rows, gates, BLOCK=GATES, num_warps=1)
+    with torch.cuda.device_of(order):
+        _shuffle[(triton.cdiv(gates, GATES),)](streams, order, rows, gates, BLOCK=GATES, num_warps=1)
     return order
 
 
