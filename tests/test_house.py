@@ -18,6 +18,7 @@ ROOMS = (
     "optimizer",
     "selection",
     "sites",
+    "surgery",
     "plugin",
     "data",
     "__init__",

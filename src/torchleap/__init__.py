@@ -1,13 +1,14 @@
 """torchleap finds out, during ordinary training, which input fields a deep ranking model can do without."""
 
 from . import data, metrics
-from .errors import AttachError, FieldError, MetricError, SelectionError, TorchleapError
+from .errors import AttachError, FieldError, MetricError, SelectionError, SurgeryError, TorchleapError
 from .fields import Field, Fields
 from .gates import LeAP
 from .metrics import auc, gauc, log_loss, s_auc
 from .optimizer import GateOptimizer
 from .plugin import Plugin, attach, attached
 from .selection import Selection
+from .surgery import Plan
 
 __version__ = "0.1.0"
 
@@ -19,9 +20,11 @@ __all__ = [
     "GateOptimizer",
     "LeAP",
     "MetricError",
+    "Plan",
     "Plugin",
     "Selection",
     "SelectionError",
+    "SurgeryError",
     "TorchleapError",
     "attach",
     "attached",

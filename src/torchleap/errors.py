@@ -21,6 +21,10 @@ class SelectionError(TorchleapError):
     """A selection cannot be made, loaded or used."""
 
 
+class SurgeryError(TorchleapError):
+    """A model cannot be pruned, or a pruned model cannot be saved, loaded or exported."""
+
+
 class MetricError(TorchleapError):
     """A metric is not defined on this input."""
 

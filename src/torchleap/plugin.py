@@ -1,20 +1,35 @@
 """attach -> Plugin: LeAP on somebody else's model, in place and reversibly."""
 
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Unpack, get_args
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map
 
-from .errors import AttachError, SelectionError
+from .errors import AttachError, SelectionError, SurgeryError
 from .fields import Field, Fields
 from .gates import LeAP
 from .optimizer import GateOptimizer
 from .selection import Selection, select
 from .settings import Settings
-from .sites import CHILD, EndOfPass, Side, Site, fields_of, find_module, hooks_of, same_tensor, sites_of
+from .sites import (
+    CHILD,
+    Call,
+    Side,
+    Site,
+    Whole,
+    as_call,
+    few_rows,
+    fields_of,
+    find_module,
+    hooks_of,
+    same_tensor,
+    sites_of,
+)
+from .surgery import Fill, Plan, prepare
 from .text import plural, table
 
 
@@ -58,9 +73,9 @@ def attach(
     gates.place = " and ".join(site.label for site in sites)
     for site in sites:
         site.hold(find_module(model, site.at), gates)
-    if len(sites) > 1:
-        end = EndOfPass(sites[0].siblings, (*_names(sites[0].at), *sites[0].home, CHILD))
-        end.handle = model.register_forward_hook(end.forget)
+    whole = Whole(sites[0].siblings, (*_names(sites[0].at), *sites[0].home, CHILD))
+    whole.example = None if example is None else few_rows(as_call(example))
+    whole.hold(model)
     return Plugin(model, gates, tuple(sites))
 
 
@@ -180,12 +195,51 @@ class Plugin:
 
         Kept fields are mixed with their mean by their gate, as in eval(): the scale that the model has learnt to read.
         """
+        self._check(selection)
+        with self.gates.masked(selection.kept):
+            yield
+
+    def plan(self, selection: Selection, *, fill: Fill = "mean", example: Any = None) -> Plan:
+        """What `prune` would do: every cut, what cannot be cut and why, what it saves. Nothing is changed.
+
+        Args:
+            fill: What a dropped field is where it cannot be folded away: its "mean", which is exact, or "zero", which is
+                smaller where fields are multiplied, but exact only after fine-tuning; the plan then tells the change.
+            example: A batch to check with, as the model takes it; a few rows of the first batch if left out.
+        """
+        return self._prepare(selection, fill, example)[0]
+
+    def prune(self, selection: Selection, *, fill: Fill = "mean", example: Any = None) -> nn.Module:
+        """A new model without the dropped fields and without gates; this one is left alone. Arguments as in `plan`.
+
+        It computes what `masked(selection)` does: means and gates are folded into its weights. `torchleap.carry_over` brings
+        the optimizer along for fine-tuning.
+        """
+        return self._prepare(selection, fill, example)[1]()
+
+    def _prepare(self, selection: Selection, fill: Fill, example: Any) -> tuple[Plan, Callable[[], nn.Module]]:
+        self._check(selection)
+        hooks = [hook for _, hook in hooks_of(self.model)]
+        if not all(site in hooks for site in self.sites):
+            raise SurgeryError(
+                "The model is no longer attached to this plugin, so there is nothing to prune. Attach and train it."
+            )
+        remembered = next((hook.example for hook in hooks if isinstance(hook, Whole) and hook.sites == self.sites), None)
+        call = remembered if example is None else few_rows(as_call(example))
+        if call is None:
+            raise SurgeryError("No batch has passed the model since it was attached or compiled: give one, example=batch.")
+        return prepare(self.model, self.gates, self.sites, selection, self._on_device(call), fill)
+
+    def _on_device(self, call: Call) -> Call:
+        """The example where the model is now."""
+        moved: Call = tree_map(lambda leaf: leaf.to(self.gates.theta.device) if isinstance(leaf, Tensor) else leaf, call)
+        return moved
+
+    def _check(self, selection: Selection) -> None:
         if (selection.fields.names, selection.fields.widths) != (self.fields.names, self.fields.widths):
             raise SelectionError(
                 f"The selection is for {selection.fields}, but the model has {self.fields}. Use plugin.select()."
             )
-        with self.gates.masked(selection.kept):
-            yield
 
     def detach(self) -> None:
         """Take the gates out: the model is again exactly what it was. Scores and selection remain available here."""

@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.hooks import RemovableHandle
 
 from .errors import AttachError, FieldError, nearest
@@ -178,24 +179,65 @@ class Site:
         return output
 
 
-class EndOfPass:
-    """A hook on the whole model: what the sites remember of a forward pass ends with it."""
+EXAMPLE_ROWS = 8
+
+
+class Whole:
+    """A hook on the whole model: it remembers a few rows, to try surgery on, and ends what the sites remember of a pass."""
 
     def __init__(self, sites: tuple[Site, ...], path: tuple[str, ...]) -> None:
         self.sites = sites
         self.path = path  # from the model to the gates
-        self.handle: RemovableHandle | None = None
+        self.example: Call | None = None
+        self.handles: list[RemovableHandle] = []
+
+    def hold(self, model: nn.Module) -> None:
+        """Register the hook."""
+        self.handles.append(model.register_forward_pre_hook(self.remember, with_kwargs=True))
+        if len(self.sites) > 1:
+            self.handles.append(model.register_forward_hook(self.forget))
 
     def release(self, model: nn.Module) -> None:
         """Remove the hook."""
-        if self.handle is not None:
-            self.handle.remove()
+        for handle in self.handles:
+            handle.remove()
+
+    def remember(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Keep a few rows of the first batch."""
+        if self.example is None and not torch.compiler.is_compiling():
+            self.example = few_rows((args, kwargs))
 
     def forget(self, model: nn.Module, args: tuple[Any, ...], output: Any) -> None:
         """Drop the tensors of this pass."""
         gates = _walk(model, self.path)
         if isinstance(gates, LeAP):
             gates.passed = {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        """A copy, and above all a file, takes no rows of data along."""
+        return {**self.__dict__, "example": None}
+
+
+Call = tuple[tuple[Any, ...], dict[str, Any]]  # the arguments of one call of a model, by position and by name
+
+
+def as_call(example: Any) -> Call:
+    """A batch as the model takes it; a tuple is several arguments."""
+    return (example if isinstance(example, tuple) else (example,)), {}
+
+
+def few_rows(call: Call) -> Call:
+    """A copy of the first rows of a batch, where all its tensors have the same number of rows; else of the batch."""
+    tensors = [leaf for leaf in tree_leaves(call) if isinstance(leaf, Tensor) and leaf.dim()]
+    alike = len({len(tensor) for tensor in tensors}) == 1
+
+    def copied(leaf: Any) -> Any:
+        if not isinstance(leaf, Tensor):
+            return leaf
+        return (leaf[:EXAMPLE_ROWS] if alike and leaf.dim() else leaf).detach().clone()
+
+    few: Call = tree_map(copied, call)
+    return few
 
 
 def same_tensor(one: Any, other: Any) -> bool:
@@ -280,12 +322,12 @@ def find_module(model: nn.Module, at: str) -> nn.Module:
     return module
 
 
-def hooks_of(model: nn.Module) -> Iterator[tuple[nn.Module, "Site | EndOfPass"]]:
+def hooks_of(model: nn.Module) -> Iterator[tuple[nn.Module, "Site | Whole"]]:
     """Everything that is hooked into the model, with the module that holds the hook."""
     for module in model.modules():
         for hook in (*module._forward_pre_hooks.values(), *module._forward_hooks.values()):
             owner = getattr(hook, "__self__", None)
-            if isinstance(owner, Site | EndOfPass):
+            if isinstance(owner, Site | Whole):
                 yield module, owner
 
 

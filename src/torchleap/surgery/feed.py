@@ -1,0 +1,154 @@
+"""The way that always works: the model as it is, with constants fed in place of the dropped columns.
+
+For models whose Python cannot be followed. It is exact, but nothing behind the gates gets smaller. Embedding tables in front of
+them go nevertheless, where running an example shows that they fill dropped columns and nothing else.
+"""
+
+import copy
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+
+from ..gates import LeAP
+from ..sites import Call, Site, find_module, hooks_of
+from .trace import in_eval
+
+CHILD = "pruned"  # the constants' name in the layer that holds them
+
+
+class Feed(nn.Module):
+    """Constants for the dropped columns, and what the gates did to the others: scale * x + shift."""
+
+    scale: Tensor
+    shift: Tensor
+
+    def __init__(self, scale: Tensor, shift: Tensor) -> None:
+        super().__init__()
+        self.register_buffer("scale", scale.clone())
+        self.register_buffer("shift", shift.clone())
+
+    def forward(self, x: Tensor, start: int, stop: int) -> Tensor:
+        """Feed the columns `start:stop`."""
+        scale, shift = (array[start:stop].reshape(x.shape[1:]) for array in (self.scale, self.shift))
+        return torch.where(scale == 0, shift, x * scale + shift).to(x.dtype)
+
+
+class NoTable(nn.Module):
+    """In place of an embedding table that only dropped columns read: zeros, which the constants then replace."""
+
+    zero: Tensor
+
+    def __init__(self, table: Any) -> None:
+        super().__init__()
+        self.width = table.embedding_dim
+        self.pools = isinstance(table, nn.EmbeddingBag)
+        self.register_buffer("zero", table.weight.new_zeros(()), persistent=False)
+
+    def forward(self, ids: Tensor, offsets: Tensor | None = None, per_sample_weights: Tensor | None = None) -> Tensor:
+        """Zeros of the shape that the table would return."""
+        shape = ids.shape if not self.pools else ids.shape[:1] if offsets is None else offsets.shape
+        return self.zero.expand(*shape, self.width)
+
+
+class Fed:
+    """A hook like `Site`, that feeds constants."""
+
+    def __init__(self, site: Site, places: dict[str, slice], whole: slice) -> None:
+        self.site = site
+        self.places = places
+        self.whole = whole
+
+    def hold(self, module: nn.Module) -> None:
+        """Register the hook."""
+        if self.site.side == "input":
+            module.register_forward_pre_hook(self.feed_input, with_kwargs=True)
+        else:
+            module.register_forward_hook(self.feed_output)
+
+    def feed_input(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+        """Feed the first argument of the call."""
+        value, name = self.site.first_argument(args, kwargs)
+        fed = self.feed(module, value)
+        return ((fed, *args[1:]), kwargs) if name is None else (args, {**kwargs, name: fed})
+
+    def feed_output(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
+        """Feed what the module returns."""
+        return self.feed(module, output)
+
+    def feed(self, module: nn.Module, value: Any) -> Any:
+        """Feed a tensor or a dict; of the latter the dropped entries may be missing."""
+        constants = module.get_submodule(".".join((*self.site.home, CHILD)))
+        assert isinstance(constants, Feed)
+        if not isinstance(value, Mapping):
+            return constants(value, self.whole.start, self.whole.stop)
+        rows = next(entry for name, entry in value.items() if name in self.places).shape[0]
+        fed = {}
+        for name, place in self.places.items():
+            entry = value.get(name)
+            entry = constants.scale.new_zeros(rows, place.stop - place.start) if entry is None else entry
+            fed[name] = constants(entry, place.start, place.stop)
+        return {**value, **fed}
+
+
+def feed(model: nn.Module, gates: LeAP, sites: tuple[Site, ...], scale: Tensor, shift: Tensor, example: Call) -> nn.Module:
+    """A copy of the model that is fed constants."""
+    fields = gates.known_fields()
+    small = copy.deepcopy(model)
+    for module, hook in list(hooks_of(small)):
+        hook.release(module)
+    constants = Feed(scale, shift)
+    for site in sites:
+        module = find_module(small, site.at)
+        module.get_submodule(".".join(site.home)).add_module(CHILD, constants)
+        whole = site.columns or slice(0, fields.dims)
+        inside = [n for n in fields.names if whole.start <= fields.columns(n).start and fields.columns(n).stop <= whole.stop]
+        Fed(copy.copy(site), {name: fields.columns(name) for name in inside}, whole).hold(module)
+    for path in unread_tables(small, constants, example):
+        small.set_submodule(path, NoTable(small.get_submodule(path)))
+    return small
+
+
+def unread_tables(small: nn.Module, constants: Feed, example: Call) -> list[str]:
+    """Tables that, on the example, reach dropped columns of the gates and nothing else."""
+    tables = {path: m for path, m in small.named_modules() if isinstance(m, nn.Embedding | nn.EmbeddingBag)}
+    found: dict[str, list[Tensor]] = {path: [] for path in tables}
+    dropped: list[Tensor] = []
+    read: list[Tensor] = []
+
+    def watch(module: nn.Module, args: Any, output: Tensor, found: list[Tensor]) -> Tensor:
+        found.append(output.detach().requires_grad_())
+        return found[-1] * 1  # no leaf, so that code may change it in place
+
+    def see(module: nn.Module, args: tuple[Tensor, int, int], output: Tensor) -> None:
+        kept = (constants.scale[args[1] : args[2]] != 0).reshape(output.shape[1:])
+        dropped.append(args[0] * ~kept)
+        read.append(output * kept)
+
+    handles = [module.register_forward_hook(partial(watch, found=found[path])) for path, module in tables.items()]
+    handles.append(constants.register_forward_hook(see))
+    try:
+        with in_eval(small), torch.enable_grad():
+            read += tree_leaves(small(*example[0], **example[1]))
+    finally:
+        for handle in handles:
+            handle.remove()
+    outputs = [tensor for tensors in found.values() for tensor in tensors]
+    in_dropped, in_read = _reached(dropped, outputs), _reached(read, outputs)
+    return [p for p, ts in found.items() if ts and all(id(t) in in_dropped and id(t) not in in_read for t in ts)]
+
+
+def _reached(probes: list[Any], tensors: list[Tensor]) -> set[int]:
+    """Which tensors have an influence on the probes."""
+    dice = torch.Generator().manual_seed(0)
+    total = torch.zeros((), dtype=torch.float64)
+    for probe in probes:
+        if isinstance(probe, Tensor) and probe.requires_grad:
+            total = total + (probe.double().cpu() * torch.randn(probe.shape, generator=dice, dtype=torch.float64)).sum()
+    if not tensors or not total.requires_grad:
+        return set()
+    gradients = torch.autograd.grad(total, tensors, allow_unused=True, retain_graph=True)
+    return {id(t) for t, gradient in zip(tensors, gradients, strict=True) if gradient is not None and bool(gradient.any())}

@@ -1,0 +1,104 @@
+"""Which operation follows which rule; what is not listed is opaque."""
+
+import operator
+from typing import Any
+
+import torch
+from torch import fx, nn
+from torch.nn import functional
+
+from .facts import View
+from .layers import BatchNorm, Bilinear, Convolution, Embedding, EmbeddingBag, Linear, Tokenwise
+from .layouts import Join, Layout, Pick, Reshape
+from .rules import Elementwise, Gate, Input, Opaque, Reduce
+from .trace import gated
+
+OPAQUE = Opaque()
+INPUT = Input()
+
+LAYERS: dict[type[nn.Module], Opaque] = {
+    nn.Linear: Linear(),
+    nn.BatchNorm1d: BatchNorm(),
+    nn.Conv1d: Convolution(),
+    nn.Conv2d: Convolution(),
+    nn.Bilinear: Bilinear(),
+    nn.Embedding: Embedding(),
+    nn.EmbeddingBag: EmbeddingBag(),
+    nn.LayerNorm: Tokenwise(),
+    nn.Flatten: Reshape(),
+    nn.Unflatten: Reshape(),
+}
+for _layer in (
+    *(nn.Dropout, nn.Identity, nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.ELU, nn.SELU, nn.CELU, nn.GELU, nn.SiLU, nn.Mish),
+    *(nn.Sigmoid, nn.LogSigmoid, nn.Tanh, nn.Softplus, nn.Softsign, nn.Hardtanh, nn.Hardsigmoid, nn.Hardswish),
+):
+    LAYERS[_layer] = Elementwise()
+
+CALLS: dict[Any, Opaque] = {
+    gated: Gate(),
+    operator.getitem: Pick(),
+    functional.linear: Linear(),
+    torch.matmul: Linear(),
+    operator.matmul: Linear(),
+    torch.mm: Linear(),
+    torch.cat: Join(),
+    torch.concat: Join(),
+    torch.stack: Join(),
+    torch.sum: Reduce(),
+    torch.mean: Reduce(),
+    "sum": Reduce(),
+    "mean": Reduce(),
+    "matmul": Linear(),
+    "mm": Linear(),
+}
+for _name in ("flatten", "reshape", "unsqueeze", "squeeze", "unflatten"):
+    CALLS[_name] = CALLS[getattr(torch, _name)] = Reshape()
+CALLS["view"] = Reshape()
+for _name in ("transpose", "permute", "swapaxes", "swapdims", "movedim", "moveaxis"):
+    CALLS[_name] = CALLS[getattr(torch, _name)] = Layout()
+for _name in ("narrow", "select", "index_select"):
+    CALLS[_name] = CALLS[getattr(torch, _name)] = Pick()
+for _name in ("add", "sub", "mul", "truediv", "neg", "pow", "floordiv", "mod"):
+    CALLS[getattr(operator, _name)] = Elementwise()
+for _name in (
+    *("add", "sub", "subtract", "mul", "multiply", "div", "divide", "true_divide", "neg", "pow", "square", "sqrt", "rsqrt"),
+    *("exp", "expm1", "log", "log1p", "abs", "sin", "cos", "sigmoid", "tanh", "relu", "clamp", "maximum", "minimum"),
+    *("logical_not", "ge", "gt", "le", "lt", "eq", "ne", "remainder", "where"),
+):
+    CALLS[getattr(torch, _name)] = Elementwise()
+    if hasattr(torch.Tensor, _name):
+        CALLS[_name] = Elementwise()
+for _name in ("contiguous", "clone", "float", "double", "half", "bfloat16", "long", "int", "to", "type"):
+    CALLS[_name] = Elementwise()
+for _name in (
+    "relu",
+    "relu6",
+    "leaky_relu",
+    "elu",
+    "gelu",
+    "silu",
+    "mish",
+    "sigmoid",
+    "tanh",
+    "softplus",
+    "hardswish",
+    "dropout",
+):
+    CALLS[getattr(functional, _name)] = Elementwise()
+
+
+def rule_for(node: fx.Node, view: View) -> Opaque:
+    """The rule for a node with rows."""
+    if is_input(node):
+        return INPUT
+    module = view.trace.module(node)
+    rule = CALLS.get(node.target, OPAQUE) if module is None else LAYERS.get(type(module), OPAQUE)
+    return rule if rule.applies(node, view) else OPAQUE
+
+
+def is_input(node: fx.Node) -> bool:
+    """Whether it is a tensor of the batch: an argument, or an entry of an argument that is a dict."""
+    if node.op == "placeholder":
+        return True
+    entry = node.target is operator.getitem and isinstance(node.args[1], str)
+    return entry and isinstance(node.args[0], fx.Node) and node.args[0].op == "placeholder"
