@@ -19,6 +19,7 @@ ROOMS = (
     "selection",
     "sites",
     "surgery",
+    "finetune",
     "plugin",
     "data",
     "__init__",

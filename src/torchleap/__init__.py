@@ -3,6 +3,7 @@
 from . import data, metrics
 from .errors import AttachError, FieldError, MetricError, SelectionError, SurgeryError, TorchleapError
 from .fields import Field, Fields
+from .finetune import carry_over, finetune, plan_of
 from .gates import LeAP
 from .metrics import auc, gauc, log_loss, s_auc
 from .optimizer import GateOptimizer
@@ -29,9 +30,12 @@ __all__ = [
     "attach",
     "attached",
     "auc",
+    "carry_over",
     "data",
+    "finetune",
     "gauc",
     "log_loss",
     "metrics",
+    "plan_of",
     "s_auc",
 ]

@@ -72,9 +72,10 @@ def as_pruned(model: nn.Module, plan: Any, graph: fx.Graph | None) -> nn.Module:
     name = f"Pruned{type(model).__name__.removeprefix('Pruned')}"
     members: dict[str, Any] = {"pruned_graph": graph, "pruned_plan": plan, "__reduce__": _reduce}
     if graph is not None:
-        stubs = {str(node.target): nn.Identity() for node in graph.nodes if node.op == "call_module"}
-        tensors = {str(node.target): torch.empty(0) for node in graph.nodes if node.op == "get_attr"}
-        members["forward"] = type(fx.GraphModule({**stubs, **tensors}, copy.deepcopy(graph))).forward
+        stubs: dict[str, Any] = {str(node.target): nn.Identity() for node in graph.nodes if node.op == "call_module"}
+        stubs |= {str(node.target): torch.empty(0) for node in graph.nodes if node.op == "get_attr"}
+        code = fx.GraphModule({**stubs, "training": False}, copy.deepcopy(graph))
+        members["forward"] = type(code).forward
     model.__class__ = type(name, (type(model),), members)
     return model
 

@@ -6,6 +6,7 @@ is what remains of the model.
 """
 
 import operator
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -34,6 +35,11 @@ class Form:
 
     axis: int
     index: tuple[int, ...]
+
+    def places(self, index: Iterable[int]) -> list[int]:
+        """Where these indices stand among those that are there."""
+        place_of = {line: place for place, line in enumerate(self.index)}
+        return [place_of[line] for line in index if line in place_of]
 
     def take(self, array: Tensor) -> Tensor:
         """The part of an array that holds one row, or of a tensor without the batch."""

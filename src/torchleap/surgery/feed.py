@@ -108,7 +108,10 @@ def feed(model: nn.Module, gates: LeAP, sites: tuple[Site, ...], scale: Tensor, 
         inside = [n for n in fields.names if whole.start <= fields.columns(n).start and fields.columns(n).stop <= whole.stop]
         Fed(copy.copy(site), {name: fields.columns(name) for name in inside}, whole).hold(module)
     for path in unread_tables(small, constants, example):
-        small.set_submodule(path, NoTable(small.get_submodule(path)))
+        table, absent = small.get_submodule(path), NoTable(small.get_submodule(path))
+        for name, child in table.named_children():  # the constants may sit here
+            absent.add_module(name, child)
+        small.set_submodule(path, absent)
     return small
 
 

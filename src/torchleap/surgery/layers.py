@@ -1,5 +1,7 @@
 """Rules for layers with weights: which rows and columns go, and what is folded into which bias."""
 
+import operator
+
 import torch
 from torch import Tensor, fx, nn
 from torch.nn import functional
@@ -10,12 +12,15 @@ from .writer import Writer, Written
 
 
 class Layer(Opaque):
-    """A layer of one input with rows, which is called once and shares its weights with none."""
+    """A layer of one input."""
 
     def applies(self, node: fx.Node, view: View) -> bool:
+        return len(view.row_sources(node)) == 1 and len(node.all_input_nodes) == 1
+
+    def stays(self, node: fx.Node, view: View) -> bool:
+        """Whether the weights must stay as they are: the layer is called twice, or shares them with another."""
         module = view.trace.module(node)
-        alone = module is None or not view.uncut(str(node.target), *module.parameters())
-        return alone and len(view.row_sources(node)) == 1 and len(node.all_input_nodes) == 1
+        return module is not None and view.uncut(str(node.target), *module.parameters())
 
 
 class Linear(Layer):
@@ -68,6 +73,8 @@ class Linear(Layer):
         last = len(view.trace.shape(source))
         if held.form is not None and held.form.axis != last:  # whole tokens are absent, the weight stays
             return Written(writer.copy(node, lambda _: writer.plain(source).node), held.form)
+        if self.stays(node, view):
+            return Written(writer.copy(node, writer.whole))
         column = form_of(~facts.const)
         if held.form is None and column is not None and column.axis == last:
             held = writer.as_form(source, column)
@@ -141,7 +148,9 @@ class BatchNorm(Layer):
 
     def _arrays(self, node: fx.Node, view: View, rank: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         module = view.trace.module(node)
-        assert isinstance(module, nn.BatchNorm1d) and module.running_mean is not None and module.running_var is not None
+        assert isinstance(module, nn.BatchNorm1d)
+        assert module.running_mean is not None
+        assert module.running_var is not None
         weight = torch.ones_like(module.running_mean) if module.weight is None else module.weight
         bias = torch.zeros_like(module.running_mean) if module.bias is None else module.bias
         shape = [-1, *[1] * (rank - 1)]
@@ -158,7 +167,11 @@ class BatchNorm(Layer):
     def write(self, node: fx.Node, writer: Writer) -> Written:
         (source,) = writer.view.row_sources(node)
         module, path = writer.view.trace.module(node), str(node.target)
-        assert isinstance(module, nn.BatchNorm1d) and module.running_mean is not None and module.running_var is not None
+        assert isinstance(module, nn.BatchNorm1d)
+        assert module.running_mean is not None
+        assert module.running_var is not None
+        if self.stays(node, writer.view):
+            return Written(writer.copy(node, writer.whole))
         form = form_of(writer.view.live(node))
         held = writer.as_form(source, form if form and form.axis == 1 else None)
         kept = torch.tensor(held.form.index) if held.form else torch.arange(module.num_features)
@@ -202,8 +215,8 @@ class Convolution(Layer):
         module, path = writer.view.trace.module(node), str(node.target)
         assert isinstance(module, nn.Conv1d | nn.Conv2d)
         held = writer.plain(source)
-        if held.form is None or held.form.axis != 1:
-            return Written(writer.copy(node, lambda _: writer.whole(source)))
+        if held.form is None or held.form.axis != 1 or self.stays(node, writer.view):
+            return Written(writer.copy(node, writer.whole))
         kept = torch.tensor(held.form.index)
         rest = torch.where(held.form.mask(writer.view.trace.shape(source)), 0.0, writer.view.facts[source].value)
         added = self._convolve(node, writer.view, rest, with_bias=False)
@@ -231,7 +244,9 @@ class Bilinear(Opaque):
     def write(self, node: fx.Node, writer: Writer) -> Written:
         module, path = writer.view.trace.module(node), str(node.target)
         left, right = node.args
-        assert isinstance(module, nn.Bilinear) and isinstance(left, fx.Node) and isinstance(right, fx.Node)
+        assert isinstance(module, nn.Bilinear)
+        assert isinstance(left, fx.Node)
+        assert isinstance(right, fx.Node)
         held = [writer.plain(side) if writer.is_written(side) else None for side in (left, right)]
         if any(part is None for part in held):
             return Written(writer.copy(node, writer.whole))
@@ -244,7 +259,8 @@ class Bilinear(Opaque):
             writer.cut(f"{path}.bias", module.bias, {})
         writer.parameters[f"{path}.bias"] = (old.double() + total.to(old.device)).to(module.weight.device, module.weight.dtype)
         writer.attributes[path] = {"in1_features": len(one[0]), "in2_features": len(two[0])}
-        assert held[0] is not None and held[1] is not None
+        assert held[0] is not None
+        assert held[1] is not None
         new = writer.graph.call_module(path, (held[0].node, held[1].node))
         for side, matrix in ((held[0], torch.einsum("oij,j->oi", weight, two[1])[:, one[0]]),
                              (held[1], torch.einsum("oij,i->oj", weight, one[1])[:, two[0]])):  # fmt: skip
@@ -269,23 +285,54 @@ class Embedding(Opaque):
         return len(node.all_input_nodes) == 1 and view.is_rows(node.all_input_nodes[0]) and len(node.args) == 1
 
     def ask(self, node: fx.Node, view: View) -> None:
-        (ids,) = node.all_input_nodes
-        view.want(ids, view.live(node).any(-1))
+        view.want(node.all_input_nodes[0], view.live(node).any(-1))
 
     def write(self, node: fx.Node, writer: Writer) -> Written:
-        (ids,) = node.all_input_nodes
         module, path = writer.view.trace.module(node), str(node.target)
         assert isinstance(module, nn.Embedding)
         live = writer.view.live(node)
         looked_up = form_of(live.any(-1)) if live.dim() > 1 else None
+        stays = writer.view.uncut(path, module.weight) or module.max_norm is not None
+        if looked_up is not None and not stays:
+            self._drop_rows(node, writer, module, looked_up)
         new = writer.copy(node, lambda source: writer.plain_part(source, looked_up).node)
         columns = form_of(live.flatten(0, -2).any(0) if live.dim() > 1 else live)
-        narrow = columns is not None and looked_up is None and module.max_norm is None
-        if columns is None or not narrow or writer.view.uncut(path, module.weight):
+        if columns is None or looked_up is not None or stays:
             return Written(new, looked_up)
         writer.cut(f"{path}.weight", module.weight, {1: torch.tensor(columns.index)})
         writer.attributes[path] = {"embedding_dim": len(columns.index)}
         return Written(new, Form(live.dim(), columns.index))
+
+    def _drop_rows(self, node: fx.Node, writer: Writer, module: nn.Embedding, looked_up: Form) -> None:
+        """One table for all fields, table(ids + offsets): the rows of dropped fields go."""
+        offsets = _offsets(node, writer.view, module)
+        if offsets is None or looked_up.axis != 1 or module.padding_idx is not None:
+            return
+        path, start = offsets
+        stop = torch.cat([start[1:], torch.tensor([module.num_embeddings])])
+        kept = torch.tensor(looked_up.index)
+        rows = torch.cat([torch.arange(int(a), int(b)) for a, b in zip(start[kept], stop[kept], strict=True)])
+        sizes = (stop - start)[kept]
+        writer.cut(f"{node.target}.weight", module.weight, {0: rows})
+        writer.attributes[str(node.target)] = {"num_embeddings": len(rows)}
+        moved = (sizes.cumsum(0) - sizes).to(writer.parameters[path])
+        writer.parameters[path] = moved.reshape(writer.parameters[path].shape)
+        writer.notes.append(
+            f"{node.target}: the rows of dropped fields go, by {path}; each id must lie within the rows of its own field."
+        )
+
+
+def _offsets(node: fx.Node, view: View, module: nn.Embedding) -> tuple[str, Tensor] | None:
+    """The buffer that shifts each field's ids to its own rows, if the ids are batch entries plus such a buffer."""
+    (total,) = node.all_input_nodes
+    if total.target not in (operator.add, torch.add, "add") or len(total.users) > 1 or len(total.all_input_nodes) != 2:
+        return None
+    found = [source for source in total.all_input_nodes if view.is_fixed(source) and source.op == "get_attr"]
+    if len(found) != 1 or str(found[0].target) in view.trace.constants or view.uncut(str(found[0].target)):
+        return None
+    start = view.trace.values[found[0]].detach().cpu().flatten()
+    rising = start.numel() == view.facts[total].const.numel() > 1 and int(start[0]) == 0 and bool((start.diff() > 0).all())
+    return (str(found[0].target), start) if rising and int(start[-1]) < module.num_embeddings else None
 
 
 class EmbeddingBag(Layer):

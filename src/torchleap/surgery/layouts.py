@@ -108,7 +108,7 @@ class Pick(Layout):
         picked = writer.view.evaluate(node, {source: numbers})
         along = torch.arange(shape[axis - 1]).reshape([-1 if dim == axis - 1 else 1 for dim in range(len(shape))])
         lines = torch.unique(along.expand(shape).flatten()[picked])  # which places along the axis are picked
-        places = [held.form.index.index(line) for line in lines.tolist() if line in held.form.index]
+        places = held.form.places(lines.tolist())
         if torch.equal(numbers.index_select(axis - 1, lines), picked):
             return writer.carry(node, {source: held}, form, writer.select(held.node, axis, places))
         if len(lines) == 1 and torch.equal(numbers.select(axis - 1, int(lines)), picked):

@@ -16,8 +16,7 @@ from ..sites import Call, Site
 from ..text import plural, table
 from .build import as_pruned, build
 from .feed import feed
-from .registry import is_input
-from .rewrite import Rewrite, rewrite
+from .rewrite import Rewrite, inputs_of_dropped, rewrite
 from .trace import Trace, affine, batch_rows, in_eval, run, trace
 from .writer import Origin
 
@@ -96,6 +95,7 @@ def prepare(
     if fill == "zero":
         shift = torch.where(kept.to(shift.device), shift, 0)
     notes: list[str] = []
+    unread: list[Unread] = []
     rewritten: Rewrite | None = None
     try:
         traced = trace(model, gates, sites, example, scale, shift)
@@ -104,7 +104,10 @@ def prepare(
         trial = as_pruned(build(model, rewritten, share=True), None, rewritten.writer.graph)
         if fill == "mean" and difference(expected, exact) > tolerance(exact):
             raise SurgeryError("its traced graph computes something else than forward()")
-        notes += _constants_fed(rewritten)
+        unread, still_read = _inputs(rewritten)
+        notes += [*rewritten.writer.notes, *_constants_fed(rewritten)]
+        if still_read:
+            notes.append(f"Dropped, but still read by other parts of the model: {', '.join(map(str, still_read))}.")
     except SurgeryError as error:
         notes.append(f"Nothing behind the gates is cut, constants are fed instead (exact): {error}.")
         rewritten, trial = None, feed(model, gates, sites, scale, shift, example)
@@ -123,7 +126,7 @@ def prepare(
         fill=fill,
         cuts=tuple(_cuts(model, gates, trial)),
         notes=tuple(dict.fromkeys(notes)),
-        unread=tuple(_unread(rewritten)) if rewritten else (),
+        unread=tuple(unread),
         parameters=(_count(model) - gates.theta.numel(), _count(trial)),
         bytes=(_bytes(model) - _bytes(gates), _bytes(trial)),
         multiply_adds=(_work(model, example), _work(trial, example)),
@@ -193,19 +196,33 @@ def _why(node: fx.Node, trace: Trace) -> str:
 
 
 def _cuts(model: nn.Module, gates: LeAP, trial: nn.Module) -> list[Cut]:
-    """Every layer whose own parameters or buffers changed their shapes."""
+    """Every layer, and every parameter that belongs to none, whose shape changed."""
     after, found = dict(trial.named_modules()), []
     for path, module in model.named_modules():
         new = after.get(path)
         if module is gates or not _shapes(module) or (new is not None and _shapes(module) == _shapes(new)):
             continue
-        removed = new is None or not isinstance(new, type(module))
-        left = 0 if new is None or removed else sum(p.numel() for p in new.parameters(recurse=False))
         saved = sum(p.numel() for p in module.parameters(recurse=False))
-        found.append(
-            Cut(path or "the model", describe(module), "removed" if new is None or removed else describe(new), left - saved)
-        )
+        if new is None or not isinstance(new, type(module)):
+            found.append(Cut(path, describe(module), "removed", -saved))
+        elif _sizes(module):
+            left = sum(p.numel() for p in new.parameters(recurse=False))
+            found.append(Cut(path, describe(module), describe(new), left - saved))
+        else:
+            found += _cut_tensors(path, module, new)
     return found
+
+
+def _cut_tensors(path: str, module: nn.Module, new: nn.Module) -> list[Cut]:
+    before, after = _shapes(module), _shapes(new)
+    names = [name for name in before if before[name] != after.get(name)]
+    cuts = []
+    for name in names:
+        kind = "Parameter" if name in module._parameters else "Buffer"
+        left = f"{kind}{after[name]}" if name in after else "removed"
+        saved = torch.Size(after.get(name, (0,))).numel() - torch.Size(before[name]).numel()
+        cuts.append(Cut(f"{path}.{name}".lstrip("."), f"{kind}{before[name]}", left, saved if kind == "Parameter" else 0))
+    return cuts
 
 
 def _shapes(module: nn.Module) -> dict[str, tuple[int, ...]]:
@@ -213,13 +230,14 @@ def _shapes(module: nn.Module) -> dict[str, tuple[int, ...]]:
     return {k: tuple(t.shape) for k, t in tensors.items() if t is not None and not k.startswith("pruned_")}
 
 
+def _sizes(module: nn.Module) -> list[int]:
+    return [getattr(module, name) for name in _SIZES if isinstance(getattr(module, name, None), int)]
+
+
 def describe(module: nn.Module) -> str:
     """A layer in a few words: its kind and its sizes."""
-    sizes = [getattr(module, name) for name in _SIZES if isinstance(getattr(module, name, None), int)]
-    if sizes:
-        return f"{type(module).__name__}({', '.join(f'{size:,}' for size in sizes)})"
-    shapes = [f"{name} {'x'.join(map(str, shape))}" for name, shape in _shapes(module).items()]
-    return f"{type(module).__name__.removeprefix('Pruned')}({', '.join(shapes)})"
+    sizes = _sizes(module) or [sum(p.numel() for p in module.parameters(recurse=False))]
+    return f"{type(module).__name__}({', '.join(f'{size:,}' for size in sizes)})"
 
 
 _SIZES = (
@@ -228,19 +246,19 @@ _SIZES = (
 )
 
 
-def _unread(rewritten: Rewrite) -> list[Unread]:
-    view, found = rewritten.view, []
-    for node in view.trace.graph.nodes:
-        if is_input(node) and view.is_rows(node):
-            name = str(node.args[1] if node.op != "placeholder" else node.target)
-            live = view.live(node)
-            if not live.any():
-                found.append(Unread(name))
-            elif live.dim() and not live.all():
-                columns = live if live.dim() == 1 else live.flatten(1).any(1)
-                absent = tuple((~columns).nonzero().flatten().tolist())
-                found += [Unread(name, absent)] if absent else []
-    return found
+def _inputs(rewritten: Rewrite) -> tuple[list[Unread], list[Unread]]:
+    """What the dropped fields were made of: the inputs that nothing reads any more, and those that something still reads."""
+    unread: list[Unread] = []
+    still: list[Unread] = []
+    for node, mask in inputs_of_dropped(rewritten).items():
+        name = str(node.target if node.op == "placeholder" else node.args[1])
+        live = rewritten.view.live(node)
+        for found, part in ((unread, mask & ~live), (still, mask & live)):
+            columns = part if part.dim() < 2 else part.flatten(1).any(1)
+            if bool(columns.any()):
+                everything = part.dim() == 0 or (found is unread and not live.any())
+                found.append(Unread(name, None if everything else tuple(columns.nonzero().flatten().tolist())))
+    return unread, still
 
 
 def _ranges(columns: tuple[int, ...]) -> str:
@@ -264,8 +282,13 @@ def _bytes(model: nn.Module) -> int:
 
 
 def _work(model: nn.Module, example: Call) -> int:
-    with FlopCounterMode(display=False) as counter, in_eval(model):
-        model(*example[0], **example[1])
+    fast = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)  # which would not be counted
+    try:
+        with FlopCounterMode(display=False) as counter, in_eval(model):
+            model(*example[0], **example[1])
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fast)
     return int(counter.get_total_flops() // 2 // batch_rows(example))
 
 

@@ -1,14 +1,14 @@
 """From a trace to the new graph: spread the constants, see what is still needed, write that."""
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import Tensor, fx, nn
 
 from .facts import Facts, View
-from .registry import OPAQUE, rule_for
+from .registry import OPAQUE, is_input, rule_for
 from .rules import Opaque
-from .trace import Trace, in_eval
+from .trace import Trace, gated, in_eval
 from .writer import Writer
 
 
@@ -17,6 +17,7 @@ class Rewrite:
     """The new graph and everything that has to change with it; nothing is changed yet."""
 
     view: View
+    rules: dict[fx.Node, Opaque]
     writer: Writer
     layers: tuple[str, ...]  # that nothing calls any more
     tensors: tuple[str, ...]  # parameters and buffers that nothing reads any more
@@ -33,7 +34,7 @@ def rewrite(trace: Trace, scale: Tensor, shift: Tensor) -> Rewrite:
     read = {str(node.target) for node in trace.graph.nodes if node.op == "get_attr" and node in view.trace.values}
     still = {str(node.target) for node in writer.graph.nodes}
     tensors = {name for name in read - still if name not in trace.constants and name != "training"}
-    return Rewrite(view, writer, tuple(sorted(called - still)), tuple(sorted(tensors)))
+    return Rewrite(view, rules, writer, tuple(sorted(called - still)), tuple(sorted(tensors)))
 
 
 def _calls(trace: Trace) -> dict[str, int]:
@@ -74,6 +75,18 @@ def _ask(view: View, rules: dict[fx.Node, Opaque]) -> None:
                 rules[node].ask(node, view)
         elif view.is_live(node) and view.trace.kinds[node] not in ("static", "batch"):
             OPAQUE.ask(node, view)
+
+
+def inputs_of_dropped(rewritten: Rewrite) -> dict[fx.Node, Tensor]:
+    """Which elements of the batch the dropped columns were made of."""
+    view = replace(rewritten.view, wanted={})
+    for node in view.trace.graph.nodes:
+        if node.target is gated:
+            view.want(node.all_input_nodes[0], view.facts[node].const)
+    for node in reversed(view.trace.graph.nodes):
+        if view.is_rows(node) and node.target is not gated and view.is_live(node):
+            rewritten.rules[node].ask(node, view)
+    return {node: view.live(node) for node in view.trace.graph.nodes if view.is_rows(node) and is_input(node)}
 
 
 def _write(view: View, rules: dict[fx.Node, Opaque]) -> Writer:

@@ -92,7 +92,9 @@ class Elementwise(Opaque):
             form = form_of(view.live(node))
         if len(view.row_sources(node)) == 1 and (node.target in CARRIERS or view.is_carrier(node)):
             return writer.carry(node, {sources[0]: writer.as_form(sources[0], form)}, form)
-        return Written(writer.copy(node, lambda source: writer.operand(source, form, len(shape))), form)
+        rank = len(shape) + 1
+        new = writer.copy(node, lambda s: writer.operand(s, form), lambda s: writer.fixed_operand(s, form, rank))
+        return Written(new, form)
 
 
 def _covers(form: Form | None, live: Tensor) -> bool:

@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_map
 
 from ..errors import SurgeryError
 from ..gates import LeAP
-from ..sites import Call, Site, find_module, sites_of
+from ..sites import Call, Site, find_module
 
 Kind = Literal["rows", "fixed", "static", "batch", "other"]
 
@@ -52,19 +52,144 @@ class Trace:
         return self.model.get_submodule(str(node.target)) if node.op == "call_module" else None
 
 
+class KnownProxy(fx.Proxy):
+    """A value in the trace that knows its own kind: code that asks for dimensions, sizes or lengths gets an answer."""
+
+    @property
+    def _known(self) -> Any:
+        return self.tracer.once[self.node]  # type: ignore[attr-defined]
+
+    def __getattr__(self, name: str) -> Any:
+        if isinstance(self._known, Tensor):
+            if name == "shape":
+                return self.size()
+            if name in ("ndim", "dtype", "device", "is_sparse", "is_cuda"):
+                return getattr(self._known, name)
+        return super().__getattr__(name)
+
+    def size(self, dim: int | None = None) -> Any:
+        """Numbers, but for the number of rows."""
+        once, twice = self._known, self.tracer.twice[self.node]  # type: ignore[attr-defined]
+        if not isinstance(once, Tensor):
+            return super().__getattr__("size")(*[] if dim is None else [dim])
+        places = range(once.dim()) if dim is None else [dim]
+        sizes = tuple(
+            once.shape[i] if once.shape[i] == twice.shape[i] else self.tracer.create_proxy("call_method", "size", (self, i), {})
+            for i in places
+        )
+        return sizes if dim is None else sizes[0]
+
+    def dim(self) -> int:
+        """The number of dimensions."""
+        dims: int = self._known.dim()
+        return dims
+
+    def is_floating_point(self) -> bool:
+        """Whether it holds real numbers."""
+        return bool(self._known.is_floating_point())
+
+    def __iter__(self) -> Any:
+        if isinstance(self._known, tuple | list):
+            return (self.tracer.create_proxy("call_function", operator.getitem, (self, i), {}) for i in range(len(self._known)))
+        return super().__iter__()
+
+    def __len__(self) -> int:
+        if isinstance(self._known, tuple | list | dict):
+            return len(self._known)
+        return super().__len__()
+
+    def __bool__(self) -> bool:
+        if isinstance(self._known, Tensor):
+            return super().__bool__()
+        return bool(self._known)
+
+
 class SiteTracer(fx.Tracer):
-    """Traces a model without its gates, and marks the places where they sit."""
+    """Traces a model without its gates, marks the places where they sit, and computes every value on the example.
+
+    Args:
+        given: The example's value of each argument.
+        scale: What the gates do to each column: scale * x + shift.
+        opaque: Modules that could not be followed.
+        before: A trace in eval mode that this one, in train mode, should be equal to.
+    """
 
     proxy_buffer_attributes = True
 
-    def __init__(self, gates: LeAP, sites: dict[nn.Module, Site], given: Mapping[str, Any], opaque: set[nn.Module]) -> None:
+    def __init__(
+        self,
+        gates: LeAP,
+        sites: dict[nn.Module, Site],
+        given: Mapping[str, Any],
+        affine: tuple[Tensor, Tensor],
+        opaque: set[nn.Module],
+        before: "SiteTracer | None" = None,
+    ) -> None:
         super().__init__()
         self.gates = gates
         self.sites = sites
-        self.given = given  # the example's value of each argument
+        self.given = given
+        self.given_twice = doubled(given)
+        self.affine = affine
         self.opaque = opaque
+        self.before = before
+        self.order: list[fx.Node] = []
+        self.once: dict[fx.Node, Any] = {}
+        self.twice: dict[fx.Node, Any] = {}
         self.inside: list[nn.Module] = []
-        self.failed: nn.Module | None = None  # the innermost module whose Python could not be followed
+        self.failed: list[nn.Module] = []  # the modules, from the model inwards, in which tracing failed
+        self.executing = False
+
+    def proxy(self, node: fx.Node) -> KnownProxy:
+        """Stand for a node."""
+        return KnownProxy(node, self)
+
+    def create_node(self, kind: str, target: Any, *rest: Any, **named: Any) -> fx.Node:
+        """Write a node and compute its values."""
+        node = super().create_node(kind, target, *rest, **named)
+        place = len(self.order)
+        self.order.append(node)
+        if self.before is not None:
+            known = self.before.order[place] if place < len(self.before.order) else None
+            if known is None or (known.op, known.target) != (node.op, node.target):
+                raise SurgeryError("forward() takes another way in train() than in eval()")
+            self.once[node], self.twice[node] = self.before.once[known], self.before.twice[known]
+        elif kind != "output":
+            self.executing = True
+            try:
+                self.once[node] = self._compute(node, self.once, self.given)
+                self.twice[node] = self._compute(node, self.twice, self.given_twice)
+            finally:
+                self.executing = False
+        else:
+            self.once[node] = self.twice[node] = None
+        return node
+
+    def _compute(self, node: fx.Node, values: dict[fx.Node, Any], given: Mapping[str, Any]) -> Any:
+        inputs: Any = fx.map_arg((node.args, node.kwargs), values.__getitem__)
+        args, kwargs = inputs
+        if node.op == "placeholder":
+            return given.get(str(node.target))
+        if node.op == "get_attr":
+            found: Any = self.root
+            for name in str(node.target).split("."):
+                found = getattr(found, name)
+            return found
+        if node.op == "call_module":
+            module = self.root.get_submodule(str(node.target))
+            return module.forward(*args, **kwargs) if module in self.sites else module(*args, **kwargs)
+        if node.op == "call_method":
+            return getattr(args[0], str(node.target))(*args[1:], **kwargs)
+        if node.target is gated:
+            x, start, stop = args
+            scale, shift = (array[start:stop].reshape(x.shape[1:]).to(x.device) for array in self.affine)
+            return torch.where(scale == 0, shift, x * scale + shift).to(x.dtype)
+        assert callable(node.target)
+        return node.target(*args, **kwargs)
+
+    def getattr(self, attr: str, attr_val: Any, parameter_proxy_cache: dict[str, Any]) -> Any:
+        """Parameters are nodes, but not while a layer computes the example."""
+        return attr_val if self.executing else super().getattr(attr, attr_val, parameter_proxy_cache)
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         """PyTorch's own layers, and modules that could not be followed."""
@@ -78,7 +203,7 @@ class SiteTracer(fx.Tracer):
         for proxy in arguments[1:]:
             name = str(proxy.node.target)
             if name.startswith("*"):
-                raise SurgeryError(f"forward() takes {name}, whose arguments have no names.")
+                raise SurgeryError(f"forward() takes {name}, whose arguments have no names")
             if name in self.given:
                 value = self.given[name]
                 found.append({key: proxy[key] for key in value} if isinstance(value, Mapping) else proxy)
@@ -92,6 +217,8 @@ class SiteTracer(fx.Tracer):
 
     def call_module(self, m: nn.Module, forward: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Follow the call, with marks in place of the gates."""
+        if self.executing:
+            return forward(*args, **kwargs)
         site = self.sites.get(m)
         if site is not None and site.side == "input":
             value, name = site.first_argument(args, kwargs)
@@ -101,7 +228,7 @@ class SiteTracer(fx.Tracer):
         try:
             output = super().call_module(m, forward if site is None else m.forward, args, kwargs)
         except Exception:
-            self.failed = self.failed or m
+            self.failed = self.failed or list(self.inside)
             raise
         self.inside.pop()
         return self.mark(site, output) if site is not None and site.side == "output" else output
@@ -117,34 +244,6 @@ class SiteTracer(fx.Tracer):
 
     def _mark(self, value: Any, start: int, stop: int) -> Any:
         return self.create_proxy("call_function", gated, (value, start, stop), {})
-
-
-class Watch(fx.Interpreter):
-    """Runs the graph as the masked model would, and keeps every value."""
-
-    def __init__(self, model: nn.Module, graph: fx.Graph, constants: dict[str, Tensor], scale: Tensor, shift: Tensor) -> None:
-        super().__init__(model, garbage_collect_values=False, graph=graph)
-        self.sites = {module for module, _ in sites_of(model)}
-        self.constants = constants
-        self.scale = scale
-        self.shift = shift
-
-    def get_attr(self, target: Any, args: Any, kwargs: Any) -> Any:
-        """A parameter, a buffer or a tensor that the code made itself."""
-        return self.constants[target] if target in self.constants else super().get_attr(target, args, kwargs)
-
-    def call_module(self, target: Any, args: Any, kwargs: Any) -> Any:
-        """A layer, without the gates that hang on it: they are operations of the graph."""
-        module = self.fetch_attr(target)
-        return module.forward(*args, **kwargs) if module in self.sites else module(*args, **kwargs)
-
-    def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
-        """The gates as in eval(), with the dropped columns at their constants."""
-        if target is not gated:
-            return super().call_function(target, args, kwargs)
-        x, start, stop = args
-        scale, shift = (array[start:stop].reshape(x.shape[1:]).to(x.device) for array in (self.scale, self.shift))
-        return torch.where(scale == 0, shift, x * scale + shift).to(x.dtype)
 
 
 def affine(gates: LeAP, kept: Tensor) -> tuple[Tensor, Tensor]:
@@ -163,19 +262,17 @@ def trace(model: nn.Module, gates: LeAP, sites: tuple[Site, ...], example: Call,
     """
     given = bind(model, example)
     with in_eval(model):
-        graph, constants = _follow(model, gates, sites, given)
-        model.train()
-        _ask_for_the_mode(graph, _follow(model, gates, sites, given)[0])
-        model.eval()
-        once = Watch(model, graph, constants, scale, shift)
-        output = once.run(*_positional(graph, given))
-        twice = Watch(model, graph, constants, scale, shift)
-        twice.run(*_positional(graph, doubled(given)))
+        tracer, graph, constants = _follow(model, gates, sites, given, (scale, shift))
+        for module in model.modules():
+            module.training = True
+        _ask_for_the_mode(graph, _follow(model, gates, sites, given, (scale, shift), tracer)[1])
     rows = batch_rows(given)
     kinds: dict[fx.Node, Kind] = {}
     for node in graph.nodes:
-        kinds[node] = _kind(node, kinds, once.env.get(node), twice.env.get(node), rows)
-    return Trace(model, graph, dict(once.env), kinds, constants, rows, output)
+        kinds[node] = _kind(node, kinds, tracer.once.get(node), tracer.twice.get(node), rows)
+    (end,) = (node for node in graph.nodes if node.op == "output")
+    output = fx.map_arg(end.args[0], tracer.once.__getitem__)
+    return Trace(model, graph, tracer.once, kinds, constants, rows, output)
 
 
 def bind(model: nn.Module, example: Call) -> dict[str, Any]:
@@ -225,31 +322,38 @@ def run(model: nn.Module, example: Call) -> Any:
 
 
 def _follow(
-    model: nn.Module, gates: LeAP, sites: tuple[Site, ...], given: Mapping[str, Any]
-) -> tuple[fx.Graph, dict[str, Tensor]]:
+    model: nn.Module,
+    gates: LeAP,
+    sites: tuple[Site, ...],
+    given: Mapping[str, Any],
+    affine: tuple[Tensor, Tensor],
+    before: SiteTracer | None = None,
+) -> tuple[SiteTracer, fx.Graph, dict[str, Tensor]]:
     """Trace; a submodule whose Python cannot be followed becomes one opaque operation."""
     places = {find_module(model, site.at): site for site in sites}
-    opaque: set[nn.Module] = set()
-    before = set(vars(model))
+    opaque: set[nn.Module] = set() if before is None else before.opaque
+    members = set(vars(model)) | set(model._buffers)
     while True:
-        tracer = SiteTracer(gates, places, given, opaque)
+        tracer = SiteTracer(gates, places, given, affine, opaque, before)
         try:
             graph = tracer.trace(model)
+            _mark_output(graph, tracer)
             break
+        except SurgeryError:
+            raise
         except Exception as error:
-            if tracer.failed is None:
+            fresh = [module for module in tracer.failed if module not in opaque]
+            if not fresh or before is not None:
                 raise SurgeryError(f"{type(model).__name__}.forward cannot be traced: {_first_line(error)}") from error
-            opaque.add(tracer.failed)
+            opaque.add(fresh[-1])
         finally:  # the tracer leaves tensors that the code made as attributes of the model
-            made = {name: model.__dict__.pop(name) for name in set(vars(model)) - before}
-    constants = {name: value for name, value in made.items() if isinstance(value, Tensor)}
-    if find_module(model, "") in places and places[model].side == "output":
-        _mark_output(graph, gates)
+            made = {name: model.__dict__.pop(name) for name in set(vars(model)) - members}
+            made |= {name: model._buffers.pop(name) for name in set(model._buffers) - members}
     _without_changes_in_place(graph)
-    marks = [node for node in graph.nodes if node.target is gated]
-    if not marks:
-        raise SurgeryError(f"the gates sit inside {type(next(iter(opaque), model)).__name__}, which cannot be traced")
-    return graph, constants
+    if not any(node.target is gated for node in graph.nodes):
+        inside = next((module for module in opaque), model)
+        raise SurgeryError(f"the gates sit inside {type(inside).__name__}, which cannot be traced")
+    return tracer, graph, {name: value for name, value in made.items() if isinstance(value, Tensor)}
 
 
 def _without_changes_in_place(graph: fx.Graph) -> None:
@@ -268,19 +372,16 @@ _OUT_OF_PLACE = {
 }
 
 
-def _mark_output(graph: fx.Graph, gates: LeAP) -> None:
+def _mark_output(graph: fx.Graph, tracer: SiteTracer) -> None:
+    """Gates on the output of the whole model."""
+    site = tracer.sites.get(tracer.root)
+    if site is None or site.side != "output":
+        return
     (end,) = (node for node in graph.nodes if node.op == "output")
-    fields = gates.known_fields()
     with graph.inserting_before(end):
-
-        def mark(value: Any, place: slice) -> fx.Node:
-            return graph.call_function(gated, (value, place.start, place.stop))
-
-        value = end.args[0]
-        if isinstance(value, Mapping):
-            end.args = ({key: mark(v, fields.columns(key)) if key in fields else v for key, v in value.items()},)
-        else:
-            end.args = (mark(value, slice(0, fields.dims)),)
+        proxies: Any = tracer.proxy
+        value = fx.map_arg(end.args[0], proxies)
+        end.args = (tracer.create_arg(tracer.mark(site, value)),)
 
 
 def _first_line(error: Exception) -> str:
@@ -305,10 +406,6 @@ def _ask_for_the_mode(graph: fx.Graph, in_training: fx.Graph) -> None:
                         flag = graph.get_attr("training")
                 holder[key] = flag
         node.args, node.kwargs = tuple(args), kwargs
-
-
-def _positional(graph: fx.Graph, given: Mapping[str, Any]) -> list[Any]:
-    return [given[str(node.target)] for node in graph.nodes if node.op == "placeholder"]
 
 
 def _kind(node: fx.Node, kinds: dict[fx.Node, Kind], once: Any, twice: Any, rows: int) -> Kind:

@@ -58,6 +58,7 @@ class Writer:
         self.parameters: dict[str, Tensor] = {}  # new tensors by the old path
         self.origins: dict[str, Origin] = {}
         self.attributes: dict[str, dict[str, Any]] = {}  # of layers, such as in_features
+        self.notes: list[str] = []
         self.restored: dict[fx.Node, list[fx.Node]] = {}  # where constants were put back, and for whom
         self.reader: fx.Node | None = None  # the node that is being written
         self._whole: dict[fx.Node, Written] = {}
@@ -94,28 +95,27 @@ class Writer:
         if held.form == form:
             return held
         if held.form is not None and form is not None and held.form.axis == form.axis and {*form.index} <= {*held.form.index}:
-            places = [held.form.index.index(place) for place in form.index]
-            return Written(self.select(held.node, form.axis, places), form, held.scale, held.shift)
+            chosen = self.select(held.node, form.axis, held.form.places(form.index))
+            return Written(chosen, form, held.scale, held.shift)
         if held.form is not None:
             held = self._restore(source)
         if form is None:
             return held
         return Written(self.select(held.node, form.axis, list(form.index)), form, held.scale, held.shift)
 
-    def operand(self, source: fx.Node, form: Form | None, rank: int) -> Any:
+    def operand(self, source: fx.Node, form: Form | None) -> fx.Node:
         """An input of an elementwise operation on this part; constants are broadcast."""
-        if self.view.is_rows(source):
-            shape = self.view.trace.shape(source)
-            fits = form is not None and shape[form.axis - 1] > 1
-            if source not in self.written:
-                value = self.view.facts[source].value
-                return self.buffer((form.take(value) if form and fits else value)[None], source)
-            return self.plain_part(source, form if fits else None).node
-        if form is None or not self.view.is_fixed(source):
-            return self.other(source)
+        fits = form is not None and self.view.trace.shape(source)[form.axis - 1] > 1
+        if source not in self.written:
+            value = self.view.facts[source].value
+            return self.buffer((form.take(value) if form and fits else value)[None], source)
+        return self.plain_part(source, form if fits else None).node
+
+    def fixed_operand(self, source: fx.Node, form: Form | None, rank: int) -> Any:
+        """A parameter in an elementwise operation on this part of a tensor with `rank` dimensions."""
         value = self.view.trace.values[source]
-        dim = form.axis - (rank + 1 - value.dim())
-        if dim < 0 or value.shape[dim] == 1:
+        dim = -1 if form is None else form.axis - (rank - value.dim())
+        if form is None or dim < 0 or value.shape[dim] == 1:
             return self.other(source)
         return self.part_of_fixed(source, dim, list(form.index))
 
@@ -149,11 +149,13 @@ class Writer:
 
     # Writing
 
-    def copy(self, node: fx.Node, transform: Callable[[fx.Node], Any]) -> fx.Node:
-        """The same operation, on inputs with rows as `transform` gives them."""
+    def copy(self, node: fx.Node, rows: Callable[[fx.Node], Any], fixed: Callable[[fx.Node], Any] | None = None) -> fx.Node:
+        """The same operation, on inputs with rows, and on parameters, as these functions give them."""
 
         def translate(source: fx.Node) -> Any:
-            return transform(source) if self.view.is_rows(source) else self.other(source)
+            if self.view.is_rows(source):
+                return rows(source)
+            return fixed(source) if fixed is not None and self.view.is_fixed(source) else self.other(source)
 
         inputs = {source: translate(source) for source in node.all_input_nodes}  # written before the node itself
         return self.graph.create_node(
@@ -230,7 +232,7 @@ class Writer:
             held = self.plain(source)
             assert held.form is not None
             axis, shape = held.form.axis, self.view.trace.shape(source)
-            absent = [place for place in range(shape[axis - 1]) if place not in {*held.form.index}]
+            absent = sorted({*range(shape[axis - 1])} - {*held.form.index})
             rest = self.buffer(Form(axis, tuple(absent)).take(self.view.facts[source].value)[None], source)
             rest = self.graph.call_method("expand", (rest, self.batch(), *[-1] * len(shape)))
             joined = self.graph.call_function(torch.cat, ([held.node, rest], axis))
