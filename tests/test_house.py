@@ -20,6 +20,7 @@ ROOMS = (
     "sites",
     "surgery",
     "finetune",
+    "export",
     "plugin",
     "data",
     "__init__",

@@ -1,6 +1,6 @@
 """torchleap finds out, during ordinary training, which input fields a deep ranking model can do without."""
 
-from . import data, metrics
+from . import data, export, metrics
 from .errors import AttachError, FieldError, MetricError, SelectionError, SurgeryError, TorchleapError
 from .fields import Field, Fields
 from .finetune import carry_over, finetune, plan_of
@@ -32,6 +32,7 @@ __all__ = [
     "auc",
     "carry_over",
     "data",
+    "export",
     "finetune",
     "gauc",
     "log_loss",

@@ -107,6 +107,23 @@ class Fields:
             )
         return slice(min(inside), max(inside) + 1)
 
+    def per_dimension(self) -> "Fields":
+        """Each dimension as a field of its own.
+
+        >>> Fields({"age": 1, "clicks": 2}).per_dimension().names
+        ('age', 'clicks[0]', 'clicks[1]')
+        """
+        grouped = [field.name for field in self if field.group is not None]
+        if grouped:
+            raise FieldError(f"Gates per dimension have no groups, but {grouped[0]!r} has one. Leave out one of the two.")
+        return Fields(
+            [
+                Field(f.name if f.width == 1 else f"{f.name}[{place}]", 1, (f.cost or 0.0) / f.width, f.protected)
+                for f in self
+                for place in range(f.width)
+            ]
+        )
+
     def describe(self) -> str:
         """Names and widths, for an error message."""
         shown = ", ".join(f"{field.name} {field.width}" for field in self._fields[:6])

@@ -40,6 +40,7 @@ class LeAP(nn.Module):
         shuffle: "uniform" draws a permutation for each gate, as the paper; "cyclic" shifts one random order of the rows by a
             random distance for each gate, which is cheaper where there are many narrow fields or no native kernel.
         floor: Smallest share of the clean path in training, so that a closed field is still seen and can come back.
+        per_dimension: A gate for each dimension of a field, which is then called "clicks[3]": surgery narrows embeddings.
         seed: Of the permutations; None follows `torch.manual_seed` without drawing from it.
 
     >>> gates = LeAP(Fields({"user_id": 8, "age": 1}), alpha=1e-3)
@@ -76,6 +77,7 @@ class LeAP(nn.Module):
         warmup: int = 0,
         floor: float = 0.0,
         shuffle: Shuffle = "uniform",
+        per_dimension: bool = False,
         seed: int | None = None,
     ) -> None:
         super().__init__()
@@ -90,12 +92,14 @@ class LeAP(nn.Module):
         self.warmup = warmup
         self.floor = floor
         self.shuffle: Shuffle = shuffle
+        self.per_dimension = per_dimension
         check({**self.settings, "seed": seed})
         start = torch.initial_seed() if seed is None else int(seed)
         self.register_buffer("seed", torch.tensor((start + (1 << 63)) % (1 << 64) - (1 << 63)))  # wrapped to int64
         self._warm_up_ahead = warmup > 0
         self.place = "LeAP"  # how error messages call this module; attach() writes its site here
         self.fields: Fields | None = None
+        self.arriving: Fields | None = None  # the same, but not split into dimensions
         self.passed: dict[str, Any] = {}  # with several sites: what each received and returned in this pass
         self._protects = False  # whether any field is protected
         self._mask: Tensor | None = None  # (D,) bool, set by masked()
@@ -117,9 +121,10 @@ class LeAP(nn.Module):
             with torch.inference_mode(False):
                 self.lay_out(fields)
             return
+        self.arriving = fields
+        self.fields = fields = fields.per_dimension() if self.per_dimension else fields
         like = self.theta.detach()
         count = max(fields.gates) + 1
-        self.fields = fields
         self.field_gate = torch.tensor(fields.gates, device=like.device)
         widths = torch.tensor(fields.widths, device=like.device)
         self.column_gate = self.field_gate.repeat_interleave(widths, output_size=fields.dims)
@@ -259,6 +264,7 @@ class LeAP(nn.Module):
             warmup=self.warmup,
             floor=self.floor,
             shuffle=self.shuffle,
+            per_dimension=self.per_dimension,
             seed=int(self.seed) if "seed" in self._buffers else None,
         )
 
@@ -282,6 +288,12 @@ class LeAP(nn.Module):
         if self.fields is None:
             raise FieldError(f"{self.place} learns its fields from the first batch, and none has come. Run one batch first.")
         return self.fields
+
+    def arriving_fields(self) -> Fields:
+        """The fields as they arrive, not split into dimensions."""
+        self.known_fields()
+        assert self.arriving is not None
+        return self.arriving
 
     @contextmanager
     def masked(self, kept: Iterable[str]) -> Iterator[None]:
@@ -373,7 +385,7 @@ class LeAP(nn.Module):
 
     def get_extra_state(self) -> Tensor:
         """The fields, as the bytes of a JSON text: a checkpoint knows what its gates stand for."""
-        records = None if self.fields is None else self.fields.to_json()
+        records = None if self.arriving is None else self.arriving.to_json()
         return torch.frombuffer(bytearray(json.dumps(records).encode()), dtype=torch.uint8)
 
     def set_extra_state(self, state: Tensor) -> None:
@@ -386,9 +398,12 @@ class LeAP(nn.Module):
             fields = None if records is None else Fields.from_json(records)
             if self.fields is None and fields is not None:
                 self.lay_out(fields)
-            elif fields is not None and (fields.names, fields.widths) != (self.known_fields().names, self.known_fields().widths):
+            elif fields is not None and (fields.names, fields.widths) != (
+                self.arriving_fields().names,
+                self.arriving_fields().widths,
+            ):
                 error_msgs: list[str] = rest[-1]
-                error_msgs.append(f"The checkpoint's gates belong to {fields}, but {self.place} has {self.fields}.")
+                error_msgs.append(f"The checkpoint's gates belong to {fields}, but {self.place} has {self.arriving}.")
                 return
         self._warm_up_ahead = self.warmup > 0
         super()._load_from_state_dict(state_dict, prefix, *rest)

@@ -320,7 +320,7 @@ def _try_out(model: nn.Module, sites: list[Site], gates: LeAP, example: Any) -> 
     if gates.fields is None:
         found = [fields_of(seen[site.at], site.label) for site in sites if owners[site] is site]
         gates.lay_out(Fields([field for fields in found for field in fields]))
-    trial = LeAP(gates.fields).eval()
+    trial = LeAP(gates.arriving).eval()
     _follow(model, sites, trial)
     trial.place = gates.place = " and ".join(site.label for site in sites)
     for site in sites:

@@ -3,7 +3,6 @@
 import json
 import math
 import os
-import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import Any
 
 from .errors import FieldError, SelectionError, is_number
 from .fields import Field, Fields
-from .text import plural, table
+from .text import plural, table, write_whole
 
 FORMAT = 1
 _FIELD_KEYS = {"name", "width", "cost", "protected", "group"}
@@ -97,17 +96,7 @@ class Selection:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write JSON; the file appears whole or not at all."""
-        text = json.dumps(self.to_json(), indent=2, allow_nan=False) + "\n"
-        target = Path(path)
-        handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
-        try:
-            with os.fdopen(handle, "w", encoding="utf-8") as file:
-                file.write(text)
-            Path(temporary).chmod(0o644)
-            Path(temporary).replace(target)
-        except BaseException:
-            Path(temporary).unlink(missing_ok=True)
-            raise
+        write_whole(path, json.dumps(self.to_json(), indent=2, allow_nan=False) + "\n")
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], fields: Fields | None = None) -> "Selection":

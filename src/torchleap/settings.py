@@ -24,6 +24,7 @@ class Settings(TypedDict, total=False):
     warmup: int
     floor: float
     shuffle: Shuffle
+    per_dimension: bool
     seed: int | None
 
 
@@ -43,6 +44,7 @@ def check(settings: Settings) -> None:
         "warmup": ("a whole number of batches, at least 0", lambda value: is_whole(value) and value >= 0),
         "floor": ("at least 0 and below 1", lambda value: is_number(value) and 0 <= value < 1),
         "shuffle": ("'uniform' or 'cyclic'", lambda value: value in get_args(Shuffle)),
+        "per_dimension": ("True or False", lambda value: isinstance(value, bool)),
         "seed": ("a whole number or None", lambda value: value is None or is_whole(value)),
     }
     found: dict[str, Any] = {**settings}

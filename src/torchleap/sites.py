@@ -108,7 +108,7 @@ class Site:
                     "Choose the output of the submodule that produces the tensor (side='output')."
                 )
         if self.columns is None:
-            self.columns = self.find_columns(gates.known_fields(), value)
+            self.columns = self.find_columns(gates.arriving_fields(), value)
         output = self.gate_value(gates, value)
         gates.passed = {**gates.passed, self.at: (value, state, output)}
         return output
@@ -164,7 +164,7 @@ class Site:
         """Gate the entries of a dict that are fields; the others pass untouched."""
         if gates.fields is None:
             gates.lay_out(fields_of(value, self.label))
-        fields = gates.known_fields()
+        fields = gates.arriving_fields()
         names = [name for name in fields.names if len(self.siblings) == 1 or name in value]
         joined = join(value, fields, names, self.label)
         widths = [fields[name].width for name in names]

@@ -1,6 +1,9 @@
-"""Plain-text tables: what `print()` of the library's objects shows."""
+"""Plain text: the tables that `print()` of the library's objects shows, and files that appear whole or not at all."""
 
+import os
+import tempfile
 from collections.abc import Sequence
+from pathlib import Path
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -26,3 +29,17 @@ def plural(count: int, noun: str) -> str:
     ('1 field', '1,200 dimensions')
     """
     return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
+def write_whole(path: str | os.PathLike[str], text: str) -> None:
+    """Write a text file that appears whole or not at all."""
+    target = Path(path)
+    handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.write(text)
+        Path(temporary).chmod(0o644)
+        Path(temporary).replace(target)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise

@@ -96,7 +96,7 @@ class Fed:
 
 def feed(model: nn.Module, gates: LeAP, sites: tuple[Site, ...], scale: Tensor, shift: Tensor, example: Call) -> nn.Module:
     """A copy of the model that is fed constants."""
-    fields = gates.known_fields()
+    fields = gates.arriving_fields()
     small = copy.deepcopy(model)
     for module, hook in list(hooks_of(small)):
         hook.release(module)

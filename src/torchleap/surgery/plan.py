@@ -16,7 +16,7 @@ from ..sites import Call, Site
 from ..text import plural, table
 from .build import as_pruned, build
 from .feed import feed
-from .rewrite import Rewrite, inputs_of_dropped, rewrite
+from .rewrite import Rewrite, inputs_of_dropped, inputs_past_the_gates, rewrite
 from .trace import Trace, affine, batch_rows, in_eval, run, trace
 from .writer import Origin
 
@@ -56,6 +56,7 @@ class Plan:
     parameters: tuple[int, int]  # before and after
     bytes: tuple[int, int]  # of parameters and buffers
     multiply_adds: tuple[int, int]  # a row, in matrix products and convolutions
+    means: dict[str, list[float]] = field(repr=False)  # of the dropped fields: what they are in the pruned model
     change: float  # of the output on the example by fill="zero", at most; 0 with means
     origins: dict[str, Origin] = field(repr=False)  # of parameters that were cut, by name
 
@@ -107,7 +108,7 @@ def prepare(
         unread, still_read = _inputs(rewritten)
         notes += [*rewritten.writer.notes, *_constants_fed(rewritten)]
         if still_read:
-            notes.append(f"Dropped, but still read by other parts of the model: {', '.join(map(str, still_read))}.")
+            notes.append(f"Dropped, but still read past the gates: {', '.join(map(str, still_read))}.")
     except SurgeryError as error:
         notes.append(f"Nothing behind the gates is cut, constants are fed instead (exact): {error}.")
         rewritten, trial = None, feed(model, gates, sites, scale, shift, example)
@@ -130,6 +131,7 @@ def prepare(
         parameters=(_count(model) - gates.theta.numel(), _count(trial)),
         bytes=(_bytes(model) - _bytes(gates), _bytes(trial)),
         multiply_adds=(_work(model, example), _work(trial, example)),
+        means={name: shift[selection.fields.columns(name)].tolist() for name in selection.dropped},
         change=change,
         origins=rewritten.writer.origins if rewritten else {},
     )
@@ -157,6 +159,7 @@ def difference(found: Any, expected: Any) -> float:
         if isinstance(one, Tensor) and isinstance(other, Tensor):
             if one.shape != other.shape:
                 return float("inf")
+            one, other = one.detach(), other.detach()
             apart = (one.double() - other.double()).abs()
             apart = torch.where((one == other) | (one.isnan() & other.isnan()), 0.0, apart).nan_to_num(float("inf"))
             largest = max(largest, float(apart.max()) if apart.numel() else 0.0)
@@ -247,13 +250,14 @@ _SIZES = (
 
 
 def _inputs(rewritten: Rewrite) -> tuple[list[Unread], list[Unread]]:
-    """What the dropped fields were made of: the inputs that nothing reads any more, and those that something still reads."""
+    """What the dropped fields were made of: the inputs that nothing reads any more, and those that are read past the gates."""
     unread: list[Unread] = []
     still: list[Unread] = []
+    past_the_gates = inputs_past_the_gates(rewritten)
     for node, mask in inputs_of_dropped(rewritten).items():
         name = str(node.target if node.op == "placeholder" else node.args[1])
         live = rewritten.view.live(node)
-        for found, part in ((unread, mask & ~live), (still, mask & live)):
+        for found, part in ((unread, mask & ~live), (still, mask & past_the_gates[node])):
             columns = part if part.dim() < 2 else part.flatten(1).any(1)
             if bool(columns.any()):
                 everything = part.dim() == 0 or (found is unread and not live.any())

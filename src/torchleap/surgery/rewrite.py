@@ -83,9 +83,21 @@ def inputs_of_dropped(rewritten: Rewrite) -> dict[fx.Node, Tensor]:
     for node in view.trace.graph.nodes:
         if node.target is gated:
             view.want(node.all_input_nodes[0], view.facts[node].const)
+    return _inputs(view, rewritten.rules)
+
+
+def inputs_past_the_gates(rewritten: Rewrite) -> dict[fx.Node, Tensor]:
+    """Which elements of the batch the output depends on by another way than through the gates."""
+    view = replace(rewritten.view, wanted={})
+    (end,) = (node for node in view.trace.graph.nodes if node.op == "output")
+    OPAQUE.ask(end, view)
+    return _inputs(view, rewritten.rules)
+
+
+def _inputs(view: View, rules: dict[fx.Node, Opaque]) -> dict[fx.Node, Tensor]:
     for node in reversed(view.trace.graph.nodes):
         if view.is_rows(node) and node.target is not gated and view.is_live(node):
-            rewritten.rules[node].ask(node, view)
+            rules[node].ask(node, view)
     return {node: view.live(node) for node in view.trace.graph.nodes if view.is_rows(node) and is_input(node)}
 
 

@@ -235,7 +235,7 @@ class SiteTracer(fx.Tracer):
 
     def mark(self, site: Site, value: Any) -> Any:
         """What leaves the gates."""
-        fields = self.gates.known_fields()
+        fields = self.gates.arriving_fields()
         if isinstance(value, Mapping):
             columns = {name: fields.columns(name) for name in fields.names if name in value}
             return {**value, **{n: self._mark(value[n], place.start, place.stop) for n, place in columns.items()}}
@@ -265,7 +265,7 @@ def trace(model: nn.Module, gates: LeAP, sites: tuple[Site, ...], example: Call,
         tracer, graph, constants = _follow(model, gates, sites, given, (scale, shift))
         for module in model.modules():
             module.training = True
-        _ask_for_the_mode(graph, _follow(model, gates, sites, given, (scale, shift), tracer)[1])
+        tracer.once |= _ask_for_the_mode(graph, _follow(model, gates, sites, given, (scale, shift), tracer)[1])
     rows = batch_rows(given)
     kinds: dict[fx.Node, Kind] = {}
     for node in graph.nodes:
@@ -388,8 +388,11 @@ def _first_line(error: Exception) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
-def _ask_for_the_mode(graph: fx.Graph, in_training: fx.Graph) -> None:
-    """Where train() and eval() differ by a flag, as in F.dropout(x, training=self.training), the graph asks for it."""
+def _ask_for_the_mode(graph: fx.Graph, in_training: fx.Graph) -> dict[fx.Node, bool]:
+    """Where train() and eval() differ by a flag, as in F.dropout(x, training=self.training), the graph asks for it.
+
+    Returns the node that asks, with its value in eval mode.
+    """
     ours, theirs = list(graph.nodes), list(in_training.nodes)
     same = len(ours) == len(theirs) and all((a.op, a.target) == (b.op, b.target) for a, b in zip(ours, theirs, strict=True))
     if not same:
@@ -406,6 +409,7 @@ def _ask_for_the_mode(graph: fx.Graph, in_training: fx.Graph) -> None:
                         flag = graph.get_attr("training")
                 holder[key] = flag
         node.args, node.kwargs = tuple(args), kwargs
+    return {} if flag is None else {flag: False}
 
 
 def _kind(node: fx.Node, kinds: dict[fx.Node, Kind], once: Any, twice: Any, rows: int) -> Kind:

@@ -1,0 +1,210 @@
+"""save and load: a folder with the weights (safetensors) and a manifest (JSON) that says what was dropped, and why.
+
+Loading runs no code: weights are plain numbers, and the model is built from the manifest's list of layers and operations. The
+folder appears whole or not at all, and a damaged one is refused.
+"""
+
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Mapping
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor, fx, nn
+
+from ..errors import SurgeryError
+from ..finetune import plan_of
+from ..surgery import Plan
+from . import graphs
+
+FORMAT = 1
+_DESCRIBED = (
+    *("method", "settings", "fields", "fill", "no_longer_read", "cuts", "notes"),
+    *("parameters", "bytes", "multiply_adds"),
+)
+WEIGHTS = "model.safetensors"
+MANIFEST = "manifest.json"
+
+
+def save(model: nn.Module, folder: str | os.PathLike[str], *, metrics: Mapping[str, float] | None = None) -> None:
+    """Write a pruned model, or one that was loaded, to a folder, which is replaced if it is there.
+
+    Args:
+        metrics: What to remember of its quality, such as {"auc_before": 0.8123, "auc_after": 0.8121}.
+    """
+    meta: dict[str, Any] = model.meta if isinstance(model, fx.GraphModule) else {}  # what load() left there
+    described = meta["torchleap"] if "torchleap" in meta else _describe(plan_of(model))
+    graph: fx.Graph | None = model.graph if isinstance(model, fx.GraphModule) else getattr(type(model), "pruned_graph", None)
+    tensors, aliases = _tensors(model)
+    content = {
+        "format": FORMAT,
+        "versions": {"torchleap": version("torchleap"), "torch": torch.__version__},
+        "model": type(model).__name__.removeprefix("Pruned"),
+        **described,
+        "metrics": _plain(metrics or {}),
+        "trainable": {name: p.requires_grad for name, p in model.named_parameters(remove_duplicate=False)},
+        "aliases": aliases,
+        **_graph(model, graph),
+    }
+    target = Path(folder)
+    temporary = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}."))
+    try:
+        save_file(tensors, temporary / WEIGHTS)
+        content["weights"] = {"bytes": (temporary / WEIGHTS).stat().st_size, "sha256": _digest(temporary / WEIGHTS)}
+        (temporary / MANIFEST).write_text(json.dumps(content, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+        temporary.chmod(0o755)
+        _swap(temporary, target)
+    except BaseException:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise
+
+
+def manifest(folder: str | os.PathLike[str]) -> dict[str, Any]:
+    """What `save` wrote about a model: fields kept and dropped with their scores, inputs no longer read, metrics, cuts."""
+    path = Path(folder) / MANIFEST
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise SurgeryError(f"{folder} holds no pruned model: expected {MANIFEST} in it. Write one with save().") from error
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise SurgeryError(f"{path} is damaged: expected JSON, but {error}. Save the model anew.") from error
+    found = content.get("format") if isinstance(content, dict) else None
+    if type(found) is not int or found != FORMAT:
+        raise SurgeryError(f"{path}: expected a manifest of format {FORMAT}, but found {found!r}. Save the model anew.")
+    missing = {"weights", "trainable", "aliases", "graph", "model", *_DESCRIBED} - set(content)
+    if missing:
+        raise SurgeryError(f"{path} is damaged: {', '.join(sorted(missing))} is missing. Save the model anew.")
+    return dict(content)
+
+
+def load(folder: str | os.PathLike[str], model: nn.Module | None = None) -> nn.Module:
+    """Read what `save` wrote; the model is in eval mode.
+
+    Args:
+        model: A pruned model whose weights to replace; only needed where the manifest cannot describe the model, as it says.
+    """
+    content = manifest(folder)
+    tensors = _read(Path(folder) / WEIGHTS, content["weights"])
+    tensors |= {alias: tensors[name] for alias, name in content["aliases"].items()}
+    if model is not None:
+        problems = _mismatches(model, tensors)
+        if problems:
+            raise SurgeryError(f"{folder} holds another model: {'; '.join(problems[:3])}.")
+        model.load_state_dict(tensors)
+        return model.eval()
+    if content["graph"] is None:
+        raise SurgeryError(
+            f"{folder} cannot be loaded without its code, because of {content.get('needs_code')}. "
+            "Build and prune the model as before, and give it: load(folder, model=pruned)."
+        )
+    try:
+        model = graphs.from_json(content["graph"], tensors, content["trainable"], str(content["model"]))
+        model.meta["torchleap"] = {key: content[key] for key in _DESCRIBED}
+        return model.eval()
+    except (KeyError, TypeError, ValueError, AttributeError, RuntimeError) as error:
+        if isinstance(error, SurgeryError):
+            raise
+        raise SurgeryError(f"{folder} is damaged: its graph cannot be built ({error}). Save the model anew.") from error
+
+
+def _graph(model: nn.Module, graph: fx.Graph | None) -> dict[str, Any]:
+    if graph is None:
+        return {"graph": None, "needs_code": "a forward() that could not be traced"}
+    try:
+        return {"graph": graphs.to_json(model, graph)}
+    except SurgeryError as error:
+        return {"graph": None, "needs_code": str(error)}
+
+
+def _describe(plan: Plan) -> dict[str, Any]:
+    selection = plan.selection.to_json()
+    return {
+        "method": selection["method"],
+        "settings": selection["settings"],
+        "fields": [
+            {**record, "mean": plan.means[record["name"]]} if record["name"] in plan.means else record
+            for record in selection["fields"]
+        ],
+        "fill": plan.fill,
+        "no_longer_read": [{"name": item.name, "columns": item.columns and list(item.columns)} for item in plan.unread],
+        "cuts": [{"layer": c.path, "before": c.before, "after": c.after, "parameters": c.parameters} for c in plan.cuts],
+        "notes": list(plan.notes),
+        "parameters": list(plan.parameters),
+        "bytes": list(plan.bytes),
+        "multiply_adds": list(plan.multiply_adds),
+    }
+
+
+def _tensors(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """All weights once, and the other names of those that several layers share."""
+    tensors: dict[str, Tensor] = {}
+    aliases: dict[str, str] = {}
+    first: dict[int, str] = {}
+    for name, tensor in model.state_dict(keep_vars=True).items():
+        if not isinstance(tensor, Tensor):
+            raise SurgeryError(f"{name} in the model's state is no tensor, but {type(tensor).__name__}; it cannot be saved.")
+        if id(tensor) in first:
+            aliases[name] = first[id(tensor)]
+        else:
+            first[id(tensor)] = name
+            tensors[name] = tensor.detach().cpu().clone().contiguous()
+    return tensors, aliases
+
+
+def _plain(metrics: Mapping[str, float]) -> dict[str, float]:
+    try:
+        plain = {str(name): float(value) for name, value in metrics.items()}
+        json.dumps(plain, allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise SurgeryError(f"Expected metrics as finite numbers by name, but found {dict(metrics)!r}.") from error
+    return plain
+
+
+def _swap(temporary: Path, target: Path) -> None:
+    """Put the new folder in the place of the old one."""
+    if not target.exists():
+        temporary.replace(target)
+        return
+    if not target.is_dir() or (any(target.iterdir()) and not (target / MANIFEST).exists()):
+        raise SurgeryError(f"{target} is there and is no saved model, so it is not replaced. Choose another folder.")
+    old = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}.old."))
+    target.replace(old)
+    temporary.replace(target)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def _read(path: Path, expected: Mapping[str, Any]) -> dict[str, Tensor]:
+    if not path.exists():
+        raise SurgeryError(f"{path} is missing. Save the model anew.")
+    size = path.stat().st_size
+    if size != expected["bytes"]:
+        raise SurgeryError(f"{path} is damaged: expected {expected['bytes']:,} bytes, but found {size:,}. Save the model anew.")
+    if _digest(path) != expected["sha256"]:
+        raise SurgeryError(f"{path} is damaged: its content is not what the manifest says. Save the model anew.")
+    try:
+        return load_file(path)
+    except SafetensorError as error:
+        raise SurgeryError(f"{path} is damaged: {error}. Save the model anew.") from error
+
+
+def _mismatches(model: nn.Module, tensors: Mapping[str, Tensor]) -> list[str]:
+    ours = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+    problems = [f"it has {name}, the given model does not" for name in tensors if name not in ours]
+    problems += [f"the given model has {name}, it does not" for name in ours if name not in tensors]
+    return problems + [
+        f"{name} is {tuple(tensor.shape)} there and {ours[name]} in the given model"
+        for name, tensor in tensors.items()
+        if name in ours and tuple(tensor.shape) != ours[name]
+    ]
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
