@@ -61,6 +61,7 @@ class Fed:
         self.site = site
         self.places = places
         self.whole = whole
+        self.shapes: dict[str, tuple[int, ...]] = {}  # of one row of each entry of a dict, as seen on the example
 
     def hold(self, module: nn.Module) -> None:
         """Register the hook."""
@@ -89,7 +90,9 @@ class Fed:
         fed = {}
         for name, place in self.places.items():
             entry = value.get(name)
-            entry = constants.scale.new_zeros(rows, place.stop - place.start) if entry is None else entry
+            if entry is None:
+                entry = constants.scale.new_zeros(rows, *self.shapes[name])
+            self.shapes[name] = tuple(entry.shape[1:])
             fed[name] = constants(entry, place.start, place.stop)
         return {**value, **fed}
 

@@ -1,0 +1,226 @@
+"""save and load: bit for bit the same model, no code, and nothing half written."""
+
+import copy
+import json
+
+import pytest
+import torch
+from torch import nn
+
+import torchleap as tl
+from tests.architectures import ARCHITECTURES, attached
+
+DESCRIBED = [name for name in ARCHITECTURES if name != "transformer"]
+
+
+@pytest.fixture
+def pruned():
+    _, plugin, make = attached("wide_deep")
+    return plugin.prune(plugin.select(share=0.6)).eval(), make
+
+
+@pytest.mark.parametrize("name", DESCRIBED)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_loaded_model_computes_the_same_without_the_users_code(name, dtype, tmp_path):
+    _, plugin, make = attached(name, dtype)
+    small = plugin.prune(plugin.select(share=0.6)).eval()
+    tl.export.save(small, tmp_path / "model")
+    again = tl.export.load(tmp_path / "model")
+    assert not isinstance(again, ARCHITECTURES[name][0])
+    assert not again.training
+    for rows in (32, 1, 5):
+        batch = make(rows=rows, seed=rows)
+        assert torch.equal(again(batch), small(batch))
+
+
+def test_a_loaded_model_is_trained_copied_and_saved_again(pruned, tmp_path):
+    small, make = pruned
+    small.wide.weight.requires_grad_(False)
+    tl.export.save(small, tmp_path / "model")
+    again = copy.deepcopy(tl.export.load(tmp_path / "model"))
+    again.train()(make(seed=1)).sum().backward()
+    trained = {name for name, parameter in again.named_parameters() if parameter.grad is not None}
+    assert trained == {name for name, parameter in small.named_parameters() if parameter.requires_grad}
+    with torch.no_grad():
+        again.deep.get_submodule("0").bias.add_(1)
+    tl.export.save(again, tmp_path / "tuned", metrics={"auc": 0.9})
+    assert torch.equal(tl.export.load(tmp_path / "tuned")(make(seed=2)), again.eval()(make(seed=2)))
+    first, second = tl.export.manifest(tmp_path / "model"), tl.export.manifest(tmp_path / "tuned")
+    assert first["fields"] == second["fields"]
+    assert second["metrics"] == {"auc": 0.9}
+
+
+def test_the_manifest_says_what_the_data_team_needs(pruned, tmp_path):
+    small, _ = pruned
+    tl.export.save(small, tmp_path / "model", metrics={"auc_before": 0.81, "auc_after": 0.8})
+    content = tl.export.manifest(tmp_path / "model")
+    assert content["no_longer_read"] == [{"name": "user", "columns": None}, {"name": "item", "columns": None}]
+    assert [record["name"] for record in content["fields"] if not record["kept"]] == ["user", "item"]
+    dropped = content["fields"][0]
+    assert dropped["width"] == len(dropped["mean"]) == 4
+    assert 0 < dropped["score"] < 0.5
+    assert content["metrics"] == {"auc_before": 0.81, "auc_after": 0.8}
+    assert set(content["versions"]) == {"torchleap", "torch"}
+    assert content["model"] == "WideAndDeep"
+    assert content["cuts"][0] == {"layer": "tables.user", "before": "Embedding(12, 4)", "after": "removed", "parameters": -48}
+
+
+def test_a_model_that_json_cannot_describe_is_loaded_into_a_pruned_one(tmp_path):
+    _, plugin, make = attached("transformer")
+    selection = plugin.select(share=0.6)
+    small = plugin.prune(selection).eval()
+    tl.export.save(small, tmp_path / "model")
+    with pytest.raises(tl.SurgeryError, match="because of the layer TransformerEncoder"):
+        tl.export.load(tmp_path / "model")
+    other = plugin.prune(selection)
+    for parameter in other.parameters():
+        parameter.data.zero_()
+    again = tl.export.load(tmp_path / "model", other)
+    assert again is other
+    assert torch.equal(again(make(seed=3)), small(make(seed=3)))
+    with pytest.raises(tl.SurgeryError, match="holds another model: "):
+        tl.export.load(tmp_path / "model", plugin.prune(plugin.select(share=0.8)))
+
+
+def test_tied_weights_stay_tied(tmp_path):
+    class Tied(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.join = nn.Identity()
+            self.one = nn.Linear(20, 5)
+            self.two = nn.Linear(20, 5)
+            self.two.weight = self.one.weight
+
+        def forward(self, x):
+            return self.one(self.join(x)) * self.two(x)
+
+    model = Tied()
+    plugin = tl.attach(model, {"a": 10, "b": 10}, at="join", side="output")
+    for _ in range(2):
+        model(torch.randn(8, 20))
+    small = plugin.prune(tl.Selection(plugin.fields, (1.0, 0.0), (True, False))).eval()
+    tl.export.save(small, tmp_path / "model")
+    again = tl.export.load(tmp_path / "model")
+    x = torch.randn(3, 20)
+    assert torch.equal(again(x), small(x))
+
+
+def test_a_folder_is_replaced_as_a_whole(pruned, tmp_path):
+    small, make = pruned
+    tl.export.save(small, tmp_path / "model")
+    with torch.no_grad():
+        small.deep[0].bias.add_(1)
+    tl.export.save(small, tmp_path / "model")
+    assert torch.equal(tl.export.load(tmp_path / "model")(make()), small(make()))
+    assert sorted(path.name for path in (tmp_path).iterdir()) == ["model"]
+    assert sorted(path.name for path in (tmp_path / "model").iterdir()) == ["manifest.json", "model.safetensors"]
+
+
+def test_a_failed_save_leaves_the_old_folder_and_nothing_else(pruned, tmp_path, monkeypatch):
+    small, make = pruned
+    tl.export.save(small, tmp_path / "model")
+    expected = small(make())
+
+    def fail(*_, **__):
+        raise OSError("No space left on device")
+
+    monkeypatch.setattr("torchleap.export.files.save_file", fail)
+    with torch.no_grad():
+        small.deep[0].bias.add_(1)
+    with pytest.raises(OSError, match="No space left"):
+        tl.export.save(small, tmp_path / "model")
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
+    assert torch.equal(tl.export.load(tmp_path / "model")(make()), expected)
+
+
+def test_a_folder_of_other_things_is_not_replaced(pruned, tmp_path):
+    small, _ = pruned
+    (tmp_path / "thesis").mkdir()
+    (tmp_path / "thesis" / "chapter.tex").write_text("...")
+    (tmp_path / "file").write_text("...")
+    for name in ("thesis", "file"):
+        with pytest.raises(tl.SurgeryError, match="is no saved model, so it is not replaced"):
+            tl.export.save(small, tmp_path / name)
+    assert sorted(path.name for path in (tmp_path).iterdir()) == ["file", "thesis"]
+
+
+def test_what_was_not_pruned_is_not_saved(tmp_path):
+    with pytest.raises(tl.SurgeryError, match="Expected a model that plugin.prune"):
+        tl.export.save(nn.Linear(2, 2), tmp_path / "model")
+    _, plugin, _ = attached("mlp")
+    with pytest.raises(tl.SurgeryError, match="Expected metrics as finite numbers"):
+        tl.export.save(plugin.prune(plugin.select(share=0.6)), tmp_path / "model", metrics={"auc": float("nan")})
+    assert not list(tmp_path.iterdir())
+
+
+def damage(folder, **changes):
+    path = folder / "manifest.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+def test_damaged_files_are_refused(pruned, tmp_path):
+    small, _ = pruned
+    folder = tmp_path / "model"
+    tl.export.save(small, folder)
+    weights, text = (folder / "model.safetensors").read_bytes(), (folder / "manifest.json").read_text()
+    (folder / "model.safetensors").write_bytes(weights[:-7])
+    with pytest.raises(tl.SurgeryError, match="is damaged: expected [0-9,]+ bytes, but found"):
+        tl.export.load(folder)
+    (folder / "model.safetensors").write_bytes(weights[:-1] + bytes([weights[-1] ^ 1]))
+    with pytest.raises(tl.SurgeryError, match="its content is not what the manifest says"):
+        tl.export.load(folder)
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(tl.SurgeryError, match="is missing"):
+        tl.export.load(folder)
+    (folder / "model.safetensors").write_bytes(weights)
+    (folder / "manifest.json").write_text(text[: len(text) // 2])
+    with pytest.raises(tl.SurgeryError, match="is damaged: expected JSON"):
+        tl.export.load(folder)
+    for content in ("[]", "{}", '{"format": 99}', '{"format": true}'):
+        (folder / "manifest.json").write_text(content)
+        with pytest.raises(tl.SurgeryError, match="expected a manifest of format 1, but found"):
+            tl.export.load(folder)
+    (folder / "manifest.json").write_text('{"format": 1}')
+    with pytest.raises(tl.SurgeryError, match="is missing"):
+        tl.export.load(folder)
+    (folder / "manifest.json").unlink()
+    with pytest.raises(tl.SurgeryError, match="holds no pruned model"):
+        tl.export.load(folder)
+
+
+EVIL = [
+    ["x", "call_function", "os.system", {"tuple": ["touch /tmp/evil"]}, {"dict": []}],
+    ["x", "call_function", "builtins.eval", {"tuple": ["1"]}, {"dict": []}],
+    ["x", "call_method", "__reduce__", {"tuple": [{"node": "batch"}]}, {"dict": []}],
+    ["x", "get_attr", "__class__.__init__.__globals__[x]", {"tuple": []}, {"dict": []}],
+    ["x\nimport os", "call_method", "size", {"tuple": [{"node": "batch"}]}, {"dict": []}],
+    ["x", "placeholder", "x=__import__('os')", {"tuple": []}, {"dict": []}],
+    ["x", "nonsense", "x", {"tuple": []}, {"dict": []}],
+    ["x", "call_method", "size", {"evil": 1}, {"dict": []}],
+    ["x", "call_method", "size", {"tuple": [{"node": "nowhere"}]}, {"dict": []}],
+    ["x", "call_method", "to", {"tuple": [{"node": "batch"}, {"dtype": "nn"}]}, {"dict": []}],
+    ["too", "short"],
+    17,
+]
+
+
+@pytest.mark.parametrize("node", EVIL, ids=[str(node)[:40] for node in EVIL])
+def test_a_manifest_cannot_name_code(node, pruned, tmp_path):
+    small, _ = pruned
+    tl.export.save(small, tmp_path / "model")
+    graph = tl.export.manifest(tmp_path / "model")["graph"]
+    graph["nodes"].insert(1, node)
+    damage(tmp_path / "model", graph=graph)
+    with pytest.raises(tl.SurgeryError):
+        tl.export.load(tmp_path / "model")
+
+
+@pytest.mark.parametrize("layer", [["Module", {}], ["os", {}], [{}, {}], ["Linear", {"in_features": "x"}], 3])
+def test_a_manifest_cannot_name_other_layers(layer, pruned, tmp_path):
+    small, _ = pruned
+    tl.export.save(small, tmp_path / "model")
+    graph = tl.export.manifest(tmp_path / "model")["graph"]
+    graph["layers"]["deep.0"] = layer
+    damage(tmp_path / "model", graph=graph)
+    with pytest.raises(tl.SurgeryError):
+        tl.export.load(tmp_path / "model")
