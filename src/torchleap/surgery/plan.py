@@ -18,7 +18,7 @@ from .build import as_pruned, build
 from .feed import feed
 from .rewrite import Rewrite, inputs_of_dropped, inputs_past_the_gates, rewrite
 from .trace import Trace, affine, batch_rows, in_eval, run, trace
-from .writer import Origin
+from .writer import Origin, runs_of
 
 Fill = Literal["mean", "zero"]
 
@@ -267,13 +267,7 @@ def _inputs(rewritten: Rewrite) -> tuple[list[Unread], list[Unread]]:
 
 def _ranges(columns: tuple[int, ...]) -> str:
     """Columns as ranges: (0, 1, 2, 5) is "0-2, 5"."""
-    runs: list[list[int]] = []
-    for column in columns:
-        if runs and column == runs[-1][1] + 1:
-            runs[-1][1] = column
-        else:
-            runs.append([column, column])
-    shown = [str(first) if first == last else f"{first}-{last}" for first, last in runs]
+    shown = [str(first) if length == 1 else f"{first}-{first + length - 1}" for first, length in runs_of(columns)]
     return ", ".join(shown[:8]) + (f" and {len(shown) - 8} more ranges" if len(shown) > 8 else "")
 
 

@@ -12,8 +12,9 @@ from torch import Tensor, fx
 from torch.nn import functional
 
 from .facts import Facts, Form, View, form_of
-from .writer import Writer, Written, kept_columns
+from .writer import Writer, Written, kept_columns, runs_of
 
+LONG_RUN = 64  # columns from which on copying neighbours beats picking columns one by one
 CARRIERS: set[Any] = {functional.dropout, "contiguous", "clone"}  # a pending scale and shift pass these
 PRODUCTS: set[Any] = {operator.mul, torch.mul, torch.multiply, "mul", "multiply"}
 
@@ -53,7 +54,9 @@ class Input(Opaque):
             return Written(held)
         index = writer.register("columns", torch.tensor(form.index))
         width = writer.view.trace.shape(node)[form.axis - 1]
-        return Written(writer.graph.call_function(kept_columns, (held, form.axis, index, width)), form)
+        runs = runs_of(form.index)
+        arguments = (held, form.axis, index, width, tuple(runs) if len(form.index) >= LONG_RUN * len(runs) else ())
+        return Written(writer.graph.call_function(kept_columns, arguments), form)
 
 
 class Elementwise(Opaque):

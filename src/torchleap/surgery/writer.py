@@ -1,6 +1,6 @@
 """The new graph in the making: which part of each node it computes, and what has to be put back, selected or cut for it."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,13 +36,32 @@ class Origin:
         return old
 
 
-def kept_columns(x: Tensor, axis: int, index: Tensor, width: int) -> Tensor:
-    """The columns that the pruned model reads, of a batch as before or of one that holds them alone."""
+def kept_columns(x: Tensor, axis: int, index: Tensor, width: int, runs: tuple[tuple[int, int], ...]) -> Tensor:
+    """The columns that the pruned model reads, of a batch as before or of one that holds them alone.
+
+    Args:
+        runs: The same columns as start and length of neighbours, where these are long; copying them is then faster.
+    """
     if x.shape[axis] == len(index):
         return x
     if x.shape[axis] != width:
         raise FieldError(f"Expected {width} columns, or the {len(index)} that are still read, but found {x.shape[axis]}.")
-    return x.index_select(axis, index)
+    return torch.cat([x.narrow(axis, *run) for run in runs], axis) if runs else x.index_select(axis, index)
+
+
+def runs_of(index: Sequence[int]) -> list[tuple[int, int]]:
+    """Rising numbers as runs of neighbours, each with its start and length.
+
+    >>> runs_of([0, 1, 2, 5])
+    [(0, 3), (5, 1)]
+    """
+    runs: list[tuple[int, int]] = []
+    for place in index:
+        if runs and place == sum(runs[-1]):
+            runs[-1] = (runs[-1][0], runs[-1][1] + 1)
+        else:
+            runs.append((place, 1))
+    return runs
 
 
 class Writer:
