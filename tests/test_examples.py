@@ -42,3 +42,27 @@ def test_roofline_prints_shares_of_a_copy():
     last = run("benchmarks/roofline.py", "--repeats", "2", "--case", "39 fields").splitlines()[-1]
     assert last.startswith("39 fields x 8")
     assert last.count("%") == 2
+
+
+def test_the_whole_story_of_pruning_is_told_and_ends_with_the_same_auc_in_a_smaller_model():
+    output = run("examples/prune.py")
+    assert "0      Linear(1,664, 64) => Linear(" in output
+    assert "No longer read: input columns" in output
+    full, pruned, tuned = (float(number.strip(",.")) for number in output.split() if number.startswith("0.8"))
+    assert pruned > full - 1e-3
+    assert tuned > full - 1e-3
+
+
+def test_the_cost_of_pruning_is_printed_with_means_and_with_zeros():
+    header, row = run("benchmarks/pruning.py", "--seeds", "1", "--steps", "600").splitlines()
+    assert header.split() == ["seed", "dims", "cut", "full", "masked", "means", "zeros", "tuned"]
+    _, _, _, masked, means, zeros, _ = map(float, row.replace(",", "").split())
+    assert abs(masked - means) < 1e-5
+    assert zeros < means
+
+
+def test_serving_prints_throughput_and_bytes():
+    output = run("benchmarks/serving.py", "--quick")
+    assert output.count("50% dropped") == 2
+    assert "gone: first layer 50.0%, tables 50.0%" in output
+    assert output.count("PyTorch") == 7  # three models, two kinds of input, and one batch without the dropped columns

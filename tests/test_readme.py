@@ -34,16 +34,18 @@ def test_readme(monkeypatch, tmp_path, capsys):
     namespace, printed = run("README.md", monkeypatch, tmp_path, capsys)
     assert set(namespace["selection"].kept) == {"item", "price"}
     assert (tmp_path / "selection.json").exists()
-    (promised,) = blocks("README.md", "text")
+    promised, plan = blocks("README.md", "text")
     first, header, *rows = promised.splitlines()
     assert [first, header] == printed.splitlines()[:2]
     found = {line.split()[0]: line.split()[1:] for line in printed.splitlines()[2:7]}
     for name, *numbers in (row.split() for row in rows):  # the last digits may differ on another machine
         for wanted, number in zip(numbers, found[name], strict=True):
             assert value(number) == pytest.approx(value(wanted), rel=0.1, abs=tolerance(wanted)), name
+    assert plan in printed
+    assert (tmp_path / "small" / "manifest.json").exists()
 
 
-@pytest.mark.parametrize("path", ["docs/attach.md"])
+@pytest.mark.parametrize("path", ["docs/attach.md", "docs/pruning.md"])
 def test_docs(path, monkeypatch, tmp_path, capsys):
     assert blocks(path, "python")
     namespace, _ = run(path, monkeypatch, tmp_path, capsys)

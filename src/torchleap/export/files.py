@@ -189,7 +189,8 @@ def _read(path: Path, expected: Mapping[str, Any]) -> dict[str, Tensor]:
     if _digest(path) != expected["sha256"]:
         raise SurgeryError(f"{path} is damaged: its content is not what the manifest says. Save the model anew.")
     try:
-        return load_file(path)
+        # copied: products of matrices round by where these lie in memory, and the file may be replaced while it is mapped
+        return {name: tensor.clone() for name, tensor in load_file(path).items()}
     except SafetensorError as error:
         raise SurgeryError(f"{path} is damaged: {error}. Save the model anew.") from error
 

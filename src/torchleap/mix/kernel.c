@@ -27,7 +27,7 @@ enum { PANEL_ROW = 1024 };            /* bytes of a row in a panel, at most */
 enum { CACHE_SHARE = 85 };            /* percent of the second-level cache that a panel and its permutations take */
 enum { TILE = 32 };                   /* rows of a tile */
 enum { AHEAD = 8 };                   /* rows to prefetch ahead */
-enum { PAST_CACHES = 4 << 20 };       /* results of this size go past the caches */
+enum { PAST_CACHES = 16 << 20 };      /* results of this size go past the caches: the next layer would not find them there */
 enum { HUGE_PAGE = 2 << 20 };
 
 typedef struct {
