@@ -4,8 +4,9 @@
     python benchmarks/serving.py --quick    # few repeats, batch 512, no ONNX
 
 512 fields with about 12,000 dimensions in front of an MLP 1024-512-256: ids with an embedding table each, or rows of numbers.
-30 % or 50 % of the dimensions are dropped at random. The pruned model reads the old batches; `50% sent` is the same
-model when the dropped columns are no longer sent. Speeds are the medians of the ratios to the full model in the same round; p50 and p99 are milliseconds of one call. Bytes are those of the weights; "first layer" and "tables" say which share is gone.
+30 % or 50 % of the dimensions are dropped at random. The pruned model reads the old batches; `50% sent` is the same model when
+the dropped columns are no longer sent. Speeds are the medians of the ratios to the full model in the same round; p50 and p99
+are milliseconds of one call. Bytes are those of the weights; "first layer" and "tables" say which share is gone.
 """
 
 import argparse
