@@ -23,6 +23,7 @@ ROOMS = (
     "export",
     "plugin",
     "data",
+    "cli",
     "__init__",
 )
 
@@ -51,7 +52,7 @@ def test_importing_is_silent_light_and_leaves_the_random_state_alone():
     code = (
         "import torch, sys; before = torch.get_rng_state(); import torchleap; "
         "assert torch.equal(before, torch.get_rng_state()); "
-        "heavy = {'sklearn', 'rich', 'matplotlib', 'pandas', 'torch_rechub', 'typer'} & set(sys.modules); assert not heavy, heavy"
+        "heavy = {'sklearn', 'rich', 'matplotlib', 'pandas', 'torch_rechub', 'typer', 'polars', 'pyarrow'} & set(sys.modules); assert not heavy, heavy"
     )
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert (result.returncode, result.stdout, result.stderr) == (0, "", "")

@@ -1,7 +1,7 @@
 """torchleap finds out, during ordinary training, which input fields a deep ranking model can do without."""
 
 from . import data, export, metrics
-from .errors import AttachError, FieldError, MetricError, SelectionError, SurgeryError, TorchleapError
+from .errors import AttachError, DataError, FieldError, MetricError, SelectionError, SurgeryError, TorchleapError
 from .fields import Field, Fields
 from .finetune import carry_over, finetune, plan_of
 from .gates import LeAP
@@ -15,6 +15,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "AttachError",
+    "DataError",
     "Field",
     "FieldError",
     "Fields",

@@ -25,6 +25,10 @@ class SurgeryError(TorchleapError):
     """A model cannot be pruned, or a pruned model cannot be saved, loaded or exported."""
 
 
+class DataError(TorchleapError):
+    """A file or frame cannot be read as rows with a label."""
+
+
 class MetricError(TorchleapError):
     """A metric is not defined on this input."""
 

@@ -1,0 +1,88 @@
+"""Folders that appear whole or not at all, once for all processes that want them."""
+
+import errno
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+import weakref
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from ..errors import DataError
+
+VARIABLE = "TORCHLEAP_CACHE"
+
+
+def key_of(content: Any) -> str:
+    """A short name for what determines a folder's content."""
+    return hashlib.sha256(json.dumps(content, sort_keys=True, default=str).encode()).hexdigest()[:24]
+
+
+def cache_folder(beside: Path | None, wanted: str | os.PathLike[str] | None) -> Path:
+    """Where encoded data is kept: where the user says, else beside the data, else in the user's cache."""
+    if wanted or os.environ.get(VARIABLE):
+        return Path(wanted or os.environ[VARIABLE])
+    if beside is not None and os.access(beside, os.W_OK):
+        return beside / ".torchleap"
+    return Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "torchleap"
+
+
+class TemporaryFolder:
+    """A folder that goes with the object, in the process that made it: a worker's copy leaves it alone."""
+
+    def __init__(self) -> None:
+        self.path = Path(tempfile.mkdtemp(prefix="torchleap_"))
+        weakref.finalize(self, _remove, self.path, os.getpid())
+
+
+def _remove(path: Path, owner: int) -> None:
+    if os.getpid() == owner:
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def once(folder: Path, key: str, make: Callable[[Path], None], *, complete: str) -> Path:
+    """The folder of this key, made if it is not there.
+
+    A second process waits for the first; what a killed one left behind is removed.
+
+    Args:
+        make: Fills a temporary folder, which is then renamed.
+        complete: A file that every finished folder has.
+    """
+    target = folder / key
+    if (target / complete).exists():
+        return target
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with (folder / f"{key}.lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not (target / complete).exists():
+                _make(folder, key, make)
+    except OSError as error:
+        raise _explained(error, folder) from error
+    return target
+
+
+def _make(folder: Path, key: str, make: Callable[[Path], None]) -> None:
+    for left in folder.glob(f".{key}.*"):
+        shutil.rmtree(left, ignore_errors=True)
+    shutil.rmtree(folder / key, ignore_errors=True)
+    temporary = Path(tempfile.mkdtemp(dir=folder, prefix=f".{key}."))
+    try:
+        make(temporary)
+        temporary.chmod(0o755)
+        temporary.replace(folder / key)
+    except BaseException:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise
+
+
+def _explained(error: OSError, folder: Path) -> DataError:
+    cure = f"Nothing was left there. Name another folder: cache=..., or {VARIABLE}."
+    if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        return DataError(f"The disk is full: the encoded data does not fit into {folder}. {cure}")
+    return DataError(f"The encoded data cannot be written to {folder}: {error.strerror or error}. {cure}")

@@ -1,0 +1,361 @@
+"""One encoder a kind of column: how it is read, what it learns from train rows, and the numbers that a model gets.
+
+A column is encoded in two steps. `read` turns blocks of the file into a raw array as they come, before it is known which rows
+train. Then `learn` looks at the raw train rows alone, and `encode` makes the final array from any raw rows.
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import polars as pl
+from numpy.typing import NDArray
+
+from ..errors import DataError
+from .schema import MISSING_TEXT, Column, default_width
+
+MISSING, UNSEEN, FIRST = 0, 1, 2  # ids; a category's own follow
+KNOTS = 1001  # of the quantile scale
+SAMPLE = 1 << 17  # values from which quantiles and the most common value are found
+
+Array = NDArray[Any]
+Chunks = Callable[[], Iterable[Array]]  # the raw train rows, as often as one likes
+Place = Callable[[int], str]  # how to call a row of the block in a message
+
+
+@dataclass(frozen=True)
+class Learnt:
+    """What train rows have taught about a column.
+
+    Attributes:
+        width: Its dimensions in the model.
+        slots: How many numbers a row of it has in a batch.
+        categories: How many ids there are, with the two for missing and unseen; 0 for numbers.
+        missing: The share of train rows without a value.
+        common: The share of train rows at the most common value.
+        numbers: Means, deviations and the like, by name.
+    """
+
+    width: int
+    slots: int
+    categories: int
+    missing: float
+    common: float
+    numbers: dict[str, list[float]] = field(default_factory=dict)
+    vocabulary: pl.DataFrame | None = field(default=None, compare=False, repr=False)  # value and count, in the order of the ids
+
+
+class Encoder:
+    """The steps that every kind of column has in common."""
+
+    dtype: type[np.generic]  # of the raw array
+    slots: int  # of a raw row
+
+    def __init__(self, column: Column, *, text: bool) -> None:
+        self.column = column
+        self.text = text
+
+    def expression(self) -> pl.Expr:
+        """What to compute of a block, for all columns at once."""
+        return pl.col(self.column.name)
+
+    def read(self, values: pl.Series, given: pl.Series, place: Place) -> Array:
+        """The raw rows of a block, from the computed expression and the column as it was given."""
+        raise NotImplementedError
+
+    def learn(self, chunks: Chunks, rows: int) -> Learnt:
+        """Learn from the raw train rows, of which there are `rows`."""
+        raise NotImplementedError
+
+    def encode(self, raw: Array, learnt: Learnt) -> Array:
+        """The final rows, (rows, learnt.slots): int32 ids or float32 numbers."""
+        raise NotImplementedError
+
+
+class Categories(Encoder):
+    """Categories as ids of a vocabulary: the most frequent comes first."""
+
+    dtype, slots = np.int32, 1
+
+    def __init__(self, column: Column, *, text: bool) -> None:
+        super().__init__(column, text=text)
+        self.known = pl.Categories.random()  # grows block by block
+        self._anchor = pl.Series(dtype=pl.Categorical(self.known))  # polars forgets categories that no series refers to
+        self._count = 0  # of the categories so far
+
+    def expression(self) -> pl.Expr:
+        codes = pl.col(self.column.name).cast(pl.String).cast(pl.Categorical(self.known)).to_physical()
+        return (codes.cast(pl.Int32) + 1).fill_null(0).alias(self.column.name)
+
+    def read(self, values: pl.Series, given: pl.Series, place: Place) -> Array:
+        return self._counted(values.to_numpy().reshape(-1, 1))
+
+    def _counted(self, raw: Array) -> Array:
+        self._count = max(self._count, int(raw.max(initial=0)))
+        return raw
+
+    def values(self) -> pl.Series:
+        """The categories in the order of their raw codes, which begin at 1."""
+        codes = pl.Series(np.arange(self._count, dtype=np.uint32))
+        return codes.cat.to(pl.Categorical(self.known)).cast(pl.String)
+
+    def learn(self, chunks: Chunks, rows: int) -> Learnt:
+        counts = np.zeros(self._count + 1, dtype=np.int64)
+        filled = 0  # rows with a value
+        for raw in chunks():
+            counts += np.bincount(raw.ravel(), minlength=len(counts))
+            filled += int((raw[:, 0] > 0).sum())
+        vocabulary = (
+            pl.DataFrame({"value": self.values(), "count": counts[1:], "code": np.arange(1, len(counts), dtype=np.int32)})
+            .filter(pl.col("count") >= self.column.min_count)
+            .sort(["count", "value"], descending=[True, False])
+        )
+        self.id_of = np.full(len(counts), UNSEEN, dtype=np.int32)
+        self.id_of[0] = MISSING
+        self.id_of[vocabulary["code"].to_numpy()] = np.arange(FIRST, FIRST + len(vocabulary), dtype=np.int32)
+        most = max(int(counts[1:].max(initial=0)), rows - filled)
+        return self.learnt(len(vocabulary), 1 - filled / rows, most / rows, vocabulary.select("value", "count"))
+
+    def learnt(self, categories: int, missing: float, common: float, vocabulary: pl.DataFrame | None) -> Learnt:
+        """The same for all columns with ids."""
+        width = self.column.width or default_width(categories)
+        return Learnt(width, self.slots, FIRST + categories, missing, min(common, 1.0), vocabulary=vocabulary)
+
+    def encode(self, raw: Array, learnt: Learnt) -> Array:
+        return self.id_of[raw[:, : learnt.slots]]
+
+
+class HashedCategories(Encoder):
+    """Categories as ids from their hash: no vocabulary, and different categories may share an id."""
+
+    dtype, slots = np.int32, 1
+
+    def expression(self) -> pl.Expr:
+        return pl.col(self.column.name).cast(pl.String)
+
+    def read(self, values: pl.Series, given: pl.Series, place: Place) -> Array:
+        ids = stable_hash(values) % np.uint64(self.column.buckets or 1) + np.uint64(FIRST)
+        return np.where(values.is_null().to_numpy(), MISSING, ids).astype(np.int32).reshape(-1, 1)
+
+    def learn(self, chunks: Chunks, rows: int) -> Learnt:
+        buckets = self.column.buckets or 1
+        counts = np.zeros(FIRST + buckets, dtype=np.int64)
+        for raw in chunks():
+            counts += np.bincount(raw.ravel(), minlength=len(counts))
+        width = self.column.width or default_width(buckets)
+        return Learnt(width, 1, FIRST + buckets, float(counts[MISSING]) / rows, float(counts.max()) / rows)
+
+    def encode(self, raw: Array, learnt: Learnt) -> Array:
+        return raw
+
+
+class Lists(Categories):
+    """Several categories a row, (rows, longest) with zeros behind the last."""
+
+    def __init__(self, column: Column, *, text: bool) -> None:
+        super().__init__(column, text=text)
+        self.slots = column.max_length
+
+    def expression(self) -> pl.Expr:
+        lists = pl.col(self.column.name)
+        if self.column.separator:
+            lists = lists.cast(pl.String).str.split(self.column.separator)
+        return lists.cast(pl.List(pl.String)).list.drop_nulls()
+
+    def read(self, values: pl.Series, given: pl.Series, place: Place) -> Array:
+        lengths = values.list.len().fill_null(0).to_numpy().astype(np.int64)
+        filled = values.filter(pl.Series(lengths > 0)).explode().cast(pl.Categorical(self.known)).to_physical()
+        codes = filled.cast(pl.Int32).to_numpy() + 1
+        place_in_row = np.arange(len(codes)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+        row = np.repeat(np.arange(len(lengths)), lengths)
+        fits = place_in_row < self.slots
+        raw = np.zeros((len(lengths), self.slots), dtype=np.int32)
+        raw[row[fits], place_in_row[fits]] = codes[fits]
+        self._counted(codes)
+        return raw
+
+    def learn(self, chunks: Chunks, rows: int) -> Learnt:
+        self.slots = max(1, max(int((raw > 0).sum(axis=1).max(initial=0)) for raw in chunks()))
+        found = super().learn(chunks, rows)
+        return self.learnt(found.categories - FIRST, found.missing, found.common, found.vocabulary)
+
+
+class Numbers(Encoder):
+    """A number a row: 1 wide; 2 where train rows lack values, the second being 1 where there is none."""
+
+    dtype: type[np.generic] = np.float64  # float32 would round large numbers, such as times, before their mean is taken off
+    slots = 1
+
+    def expression(self) -> pl.Expr:
+        return pl.col(self.column.name).cast(pl.Float64, strict=False)
+
+    def read(self, values: pl.Series, given: pl.Series, place: Place) -> Array:
+        if values.null_count() > given.null_count():  # rarely, so only then it is worth while to look for blanks
+            values = given.str.strip_chars().cast(pl.Float64, strict=False) if given.dtype == pl.String else values
+            self._refuse_text(values, given, place)
+        raw = values.to_numpy()
+        infinite = np.isinf(raw)
+        if infinite.any():
+            raise DataError(
+                f"{place(int(infinite.argmax()))}, column {self.column.name!r}: expected a finite number, but found "
+                f"{given[int(infinite.argmax())]!r}. Make it empty where there is no value."
+            )
+        return raw.reshape(-1, 1)
+
+    def _refuse_text(self, values: pl.Series, given: pl.Series, place: Place) -> None:
+        missing = given.cast(pl.String).str.strip_chars().is_in(MISSING_TEXT)
+        wrong = (values.is_null() & given.is_not_null() & ~missing).arg_true()
+        if len(wrong):
+            row = int(wrong[0])
+            raise DataError(
+                f"{place(row)}, column {self.column.name!r}: expected a number, as in the first rows, but found {given[row]!r}. "
+                f"If it holds categories, say so: columns={{{self.column.name!r}: 'categorical'}}."
+            )
+
+    def learn(self, chunks: Chunks, rows: int) -> Learnt:
+        step = -(-rows // SAMPLE)
+        sample = np.concatenate([self._transform(raw)[::step] for raw in chunks()])
+        shift, scale, missing = _moments(self._transform(raw) for raw in chunks())
+        present = sample[~np.isnan(sample).any(axis=1)]
+        numbers = {"shift": shift.tolist(), "scale": [float(np.sqrt((scale**2).mean())) or 1.0]}
+        if self.column.scale == "none":
+            numbers = {"shift": [0.0] * self.slots, "scale": [1.0]}
+        elif self.column.scale == "quantile" and len(present):
+            numbers = {"knots": np.quantile(present[:, 0], np.linspace(0, 1, KNOTS)).tolist()}
+        width = self.slots + (missing > 0)
+        return Learnt(width, width, 0, missing / rows, _share_of_most_common(sample, missing / rows), numbers)
+
+    def _transform(self, raw: Array) -> Array:
+        if self.column.scale == "log":
+            return np.asarray(np.sign(raw) * np.log1p(np.abs(raw)))
+        return raw
+
+    def encode(self, raw: Array, learnt: Learnt) -> Array:
+        values = self._transform(raw)
+        if "knots" in learnt.numbers:
+            values = _rank(values, np.array(learnt.numbers["knots"]))
+        elif "shift" in learnt.numbers:
+            values = (values - np.array(learnt.numbers["shift"])) / learnt.numbers["scale"][0]
+        lacks = np.isnan(values).any(axis=1, keepdims=True)
+        values = np.nan_to_num(values).astype(np.float32)
+        return np.concatenate([values, lacks.astype(np.float32)], axis=1) if learnt.slots > self.slots else values
+
+
+class Vectors(Numbers):
+    """A vector a row, all of one length: one wide field. It is scaled as a whole, so that its directions stay what they are."""
+
+    dtype = np.float32
+
+    def __init__(self, column: Column, *, text: bool, length: int) -> None:
+        super().__init__(column, text=text)
+        self.slots = length
+        if column.scale == "quantile":
+            raise DataError(f"Column {column.name!r}: a vector has no quantiles. Use scale='standard', 'log' or 'none'.")
+
+    def expression(self) -> pl.Expr:
+        vectors = pl.col(self.column.name)
+        if self.column.separator:
+            vectors = vectors.str.split(self.column.separator).cast(pl.List(pl.Float32), strict=False)
+        return vectors
+
+    def read(self, values: pl.Series, given: pl.Series, place: Place) -> Array:
+        lists = values.arr.to_list() if isinstance(values.dtype, pl.Array) else values
+        lengths = lists.list.len().to_numpy()
+        wrong = np.flatnonzero(~np.isnan(lengths.astype(np.float64)) & (lengths != self.slots))
+        if len(wrong):
+            raise DataError(
+                f"{place(int(wrong[0]))}, column {self.column.name!r}: expected a vector of {self.slots} numbers, as in the "
+                f"first row, but found {int(lengths[wrong[0]])}."
+            )
+        raw = np.full((len(values), self.slots), np.nan, dtype=np.float32)
+        flat = lists.drop_nulls().explode().cast(pl.Float32, strict=False).to_numpy()
+        raw[values.is_not_null().to_numpy()] = flat.reshape(-1, self.slots)
+        infinite = np.isinf(raw).any(axis=1)
+        if infinite.any():
+            raise DataError(
+                f"{place(int(infinite.argmax()))}, column {self.column.name!r}: expected finite numbers, but found inf."
+            )
+        return raw
+
+
+def encoder_for(column: Column, sample: pl.Series, *, text: bool) -> Encoder:
+    """The encoder of a column's kind; checks that the column can be of that kind."""
+    dtype = sample.dtype
+    nested = isinstance(dtype, pl.List | pl.Array)
+    if isinstance(dtype, pl.Struct | pl.Object) or dtype == pl.Binary:
+        raise DataError(f"Column {column.name!r} holds {dtype}, which cannot be read. Leave it out: drop=[{column.name!r}].")
+    if column.kind in ("list", "vector") and not nested and not column.separator:
+        raise DataError(
+            f"Column {column.name!r} is to be a {column.kind}, but holds {dtype}. Name the separator of its values: "
+            f"columns={{{column.name!r}: {{'kind': {column.kind!r}, 'separator': '|'}}}}."
+        )
+    if column.kind in ("numeric", "categorical") and nested:
+        raise DataError(f"Column {column.name!r} is to be {column.kind}, but holds {dtype}. Make it a 'list' or a 'vector'.")
+    if column.kind == "vector":
+        return Vectors(column, text=text, length=_vector_length(column, sample))
+    if column.kind == "numeric":
+        return Numbers(column, text=text or dtype == pl.String)
+    if column.kind == "list":
+        return Lists(column, text=text)
+    return HashedCategories(column, text=text) if column.buckets else Categories(column, text=text)
+
+
+def _vector_length(column: Column, sample: pl.Series) -> int:
+    if isinstance(sample.dtype, pl.Array):
+        return int(sample.dtype.size)
+    present = sample.drop_nulls()
+    if len(present) == 0:
+        raise DataError(f"Column {column.name!r} is to be a vector, but its first rows are empty, so its length is unknown.")
+    lists = present.str.split(column.separator) if column.separator else present
+    return int(lists.list.len()[0])
+
+
+def _moments(chunks: Iterable[Array]) -> tuple[Array, Array, int]:
+    """Mean and standard deviation of each column, and how many rows have no value; added up so that large means do no harm."""
+    count, mean, spread, missing = 0, np.zeros(1), np.zeros(1), 0
+    for raw in chunks:
+        lacks = np.isnan(raw).any(axis=1)
+        present = raw[~lacks].astype(np.float64)
+        missing += int(lacks.sum())
+        if len(present):
+            own, step = present.mean(axis=0), len(present)
+            distance = own - mean
+            spread = spread + ((present - own) ** 2).sum(axis=0) + distance**2 * count * step / (count + step)
+            mean = mean + distance * step / (count + step)
+            count += step
+    return mean, np.sqrt(spread / max(count, 1)), missing
+
+
+def _share_of_most_common(sample: Array, missing: float) -> float:
+    present = sample[~np.isnan(sample).any(axis=1)]
+    if not len(present):
+        return missing
+    first = np.ascontiguousarray(present[:10_000] if present.shape[1] > 1 else present)
+    _, counts = np.unique(first, axis=0, return_counts=True)
+    return max(missing, float(counts.max()) / len(first) * (1 - missing))
+
+
+def _rank(values: Array, knots: Array) -> Array:
+    """The share of train values below, from -1 to 1; equal values get the middle of their ranks."""
+    places = np.linspace(-1, 1, len(knots))
+    known, first = np.unique(knots, return_index=True)
+    last = np.append(first[1:], len(knots)) - 1
+    ranked = np.interp(values, known, (places[first] + places[last]) / 2)
+    return np.where(np.isnan(values), np.nan, ranked)
+
+
+def stable_hash(values: pl.Series) -> NDArray[np.uint64]:
+    """A 64-bit hash of each text, the same on every machine and in every version; missing ones hash as empty."""
+    texts = values.fill_null("")
+    lengths = texts.str.len_bytes().to_numpy().astype(np.int64)
+    content = np.frombuffer(str(texts.str.join("").item()).encode(), dtype=np.uint8).astype(np.uint64)
+    starts = np.cumsum(lengths) - lengths
+    place = np.arange(len(content)) - np.repeat(starts, lengths)
+    with np.errstate(over="ignore"):
+        powers = np.cumprod(np.full(int(lengths.max(initial=0)) + 1, 0x100000001B3, dtype=np.uint64))
+        sums = np.concatenate([np.zeros(1, np.uint64), np.cumsum((content + np.uint64(1)) * powers[place], dtype=np.uint64)])
+        found = sums[starts + lengths] - sums[starts] + lengths.astype(np.uint64)
+        for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+            found = (found ^ (found >> np.uint64(shift))) * np.uint64(factor)
+    return np.asarray(found ^ (found >> np.uint64(31)), dtype=np.uint64)

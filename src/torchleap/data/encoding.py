@@ -1,0 +1,278 @@
+"""From blocks of rows to encoded columns on disk: one pass over the file, one over what it left.
+
+The first pass writes each column as a raw array, in the order of the file, with bounded memory. Then it is known how many rows
+there are, and so which of them train; each column learns from these, and is written as it will be read: train rows first, then
+valid, then test.
+"""
+
+import itertools
+import json
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+import polars as pl
+import torch
+from numpy.typing import NDArray
+
+from ..errors import DataError
+from . import splits
+from .encoders import Array, Categories, Encoder, Learnt, Place, stable_hash
+from .schema import Column
+from .sources import Source
+
+FORMAT = 1
+MANIFEST = "task.json"
+CHUNK = 8 << 20  # bytes of a raw column that are looked at together
+Progress = Callable[[str, int, int], None]  # what is done, how many rows are, of how many
+
+
+@dataclass(frozen=True)
+class Roles:
+    """The columns that are no features, and what is to be made of them."""
+
+    label: str
+    threshold: float | None
+    positive: str | float | None
+    group: str | None
+    time: str | None
+    split: splits.Split
+    shares: tuple[float, float, float]
+    seed: int
+
+
+@dataclass
+class Raw:
+    """One raw column in the making."""
+
+    encoder: Encoder
+    path: Path
+    file: BinaryIO
+
+    def chunks(self) -> Iterator[Array]:
+        """The raw rows again, some at a time."""
+        dtype, slots = np.dtype(self.encoder.dtype), self.encoder_slots
+        rows = max(1, CHUNK // (dtype.itemsize * slots))
+        with self.path.open("rb") as file:
+            while len(found := np.fromfile(file, dtype, rows * slots)):
+                yield found.reshape(-1, slots)
+
+    def __post_init__(self) -> None:
+        self.encoder_slots = self.encoder.slots  # a list's encoder learns a smaller number
+
+
+class Label(Encoder):
+    """The label: 0 or 1, or what a threshold or a positive value makes of it."""
+
+    dtype, slots = np.float32, 1
+
+    def __init__(self, roles: Roles, *, text: bool) -> None:
+        super().__init__(Column(roles.label, "numeric"), text=text)
+        self.roles = roles
+
+    def expression(self) -> pl.Expr:
+        given = pl.col(self.roles.label)
+        if self.roles.positive is not None:
+            chosen = str(self.roles.positive)
+            return (given.cast(pl.String).str.strip_chars() == chosen.strip()).cast(pl.Float32).alias(self.roles.label)
+        number = (given.str.strip_chars() if self.text else given).cast(pl.Float64, strict=False)
+        if self.roles.threshold is not None:
+            number = (number > self.roles.threshold).cast(pl.Float64)
+        return number.cast(pl.Float32).alias(self.roles.label)
+
+    def read(self, values: pl.Series, given: pl.Series, place: Place) -> Array:
+        wrong = (~values.is_in([0.0, 1.0]) | values.is_null()).arg_true()
+        if len(wrong):
+            row = int(wrong[0])
+            raise DataError(
+                f"{place(row)}, column {self.roles.label!r}: expected the label 0 or 1, but found {given[row]!r}. {_cure(given)}"
+            )
+        return values.to_numpy().reshape(-1, 1)
+
+
+def _cure(given: pl.Series) -> str:
+    """What to do about a label that is not 0 or 1."""
+    numbers = given.cast(pl.Float64, strict=False).drop_nulls()
+    if len(numbers) > len(given) / 2:
+        middle = float(numbers.median())  # type: ignore[arg-type]
+        return f"If it is a rating, say from where on it counts as 1: threshold={middle:g} (above it is 1)."
+    values = given.drop_nulls().unique().sort().cast(pl.String).to_list()
+    return f"If it has two values, say which one is 1: positive={values[-1]!r}." if values else "Leave these rows out."
+
+
+class Moments(Encoder):
+    """When each row happened: a number, a date, or a date as text."""
+
+    dtype, slots = np.float64, 1
+
+    def expression(self) -> pl.Expr:
+        return pl.col(self.column.name)
+
+    def read(self, values: pl.Series, given: pl.Series, place: Place) -> Array:
+        found = given
+        if given.dtype == pl.String:
+            found = given.cast(pl.Float64, strict=False)
+            if found.null_count() > given.null_count():
+                found = _dates(given)
+        if found.dtype.is_temporal():
+            found = found.cast(pl.Datetime("us")).cast(pl.Int64)
+        moments = found.cast(pl.Float64, strict=False).to_numpy()
+        wrong = np.flatnonzero(~np.isfinite(moments))
+        if len(wrong):
+            row = int(wrong[0])
+            raise DataError(f"{place(row)}, column {self.column.name!r}: expected a time or a number, but found {given[row]!r}.")
+        return moments.reshape(-1, 1)
+
+
+def _dates(given: pl.Series) -> pl.Series:
+    try:
+        return given.str.to_datetime(strict=False)
+    except pl.exceptions.ComputeError:  # not one of them is a date
+        return given.cast(pl.Float64, strict=False)
+
+
+def encode(
+    sources: Sequence[Source], encoders: Sequence[Encoder], roles: Roles, folder: Path, progress: Progress, expected_rows: int
+) -> None:
+    """Write the encoded columns and the manifest of a task.
+
+    Args:
+        sources: One that is to be split, or one for each part.
+    """
+    extra = _extra(roles, sources[0])
+    raws = [_raw(encoder, folder / f"raw_{number}") for number, encoder in enumerate([*encoders, *extra.values()])]
+    try:
+        rows = [_read(source, raws, progress, expected_rows) for source in sources]
+    finally:
+        for raw in raws:
+            raw.file.close()
+    by_name = dict(zip(extra, raws[len(encoders) :], strict=True))
+    codes = _codes(rows, by_name, roles)
+    sizes = [int((codes == part).sum()) for part in range(3)]
+    _check_label(by_name["label"], codes, roles)
+    progress("encoding", 0, len(encoders))
+    done = itertools.count(1)
+
+    def finish(number: int) -> dict[str, Any]:
+        record = _finish(raws[number], codes, sizes, folder, number)
+        progress("encoding", next(done), len(encoders))
+        return record
+
+    with ThreadPoolExecutor(torch.get_num_threads()) as pool:
+        columns = list(pool.map(finish, range(len(encoders))))
+    for name in ("label", "group"):
+        if name in by_name:
+            _write_parts(by_name[name].chunks(), codes, sizes, folder / f"{name}.bin")
+            by_name[name].path.unlink()
+    if "time" in by_name:
+        by_name["time"].path.unlink()
+    content = {"format": FORMAT, "rows": dict(zip(splits.PARTS, sizes, strict=True)), "roles": asdict(roles), "columns": columns}
+    (folder / MANIFEST).write_text(json.dumps(content, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+
+
+def _extra(roles: Roles, source: Source) -> dict[str, Encoder]:
+    extra: dict[str, Encoder] = {"label": Label(roles, text=source.text)}
+    if roles.group is not None:
+        extra["group"] = Categories(Column(roles.group, "categorical"), text=source.text)
+    if roles.split == "time":
+        assert roles.time is not None
+        extra["time"] = Moments(Column(roles.time, "numeric"), text=source.text)
+    return extra
+
+
+def _raw(encoder: Encoder, path: Path) -> Raw:
+    return Raw(encoder, path, path.open("wb"))
+
+
+def _read(source: Source, raws: Sequence[Raw], progress: Progress, expected_rows: int) -> int:
+    """The first pass: append the rows of a source to the raw columns."""
+    names = list(dict.fromkeys(raw.encoder.column.name for raw in raws))
+    rows = 0
+    for block in source.blocks([pl.col(name) for name in names]):
+        computed = block.select([raw.encoder.expression().alias(str(number)) for number, raw in enumerate(raws)])
+
+        def place(row: int, start: int = rows) -> str:
+            return f"{source.name}, {source.row(start + row)}"
+
+        for number, raw in enumerate(raws):
+            found = raw.encoder.read(computed[str(number)], block[raw.encoder.column.name], place)
+            raw.file.write(np.ascontiguousarray(found, dtype=raw.encoder.dtype).data)
+        rows += len(block)
+        progress("reading", rows, max(rows, expected_rows))
+    if not rows:
+        raise DataError(f"{source.name} has columns but no rows.")
+    return rows
+
+
+def _codes(rows: Sequence[int], raws: dict[str, Raw], roles: Roles) -> splits.Codes:
+    """Which part each row belongs to."""
+    if len(rows) > 1:
+        return np.repeat(np.arange(3, dtype=np.int8), [*rows, *([0] * (3 - len(rows)))])
+    if roles.split == "time":
+        codes = splits.by_time(np.concatenate([raw[:, 0] for raw in raws["time"].chunks()]), roles.shares)
+    elif roles.split == "group":
+        encoder = raws["group"].encoder
+        assert isinstance(encoder, Categories)
+        hashes = np.concatenate([np.zeros(1, np.uint64), stable_hash(encoder.values())])
+        groups = np.concatenate([raw[:, 0] for raw in raws["group"].chunks()])
+        codes = splits.by_group(hashes, groups, roles.shares, roles.seed)
+    elif roles.split == "order":
+        codes = splits.by_order(rows[0], roles.shares)
+    else:
+        codes = splits.at_random(rows[0], roles.shares, roles.seed)
+    empty = [name for part, name in enumerate(splits.PARTS) if roles.shares[part] > 0 and not (codes == part).any()]
+    if empty:
+        raise DataError(f"No row is left for {' and '.join(empty)}: {rows[0]:,} rows, split by {roles.split}. Use other shares=.")
+    return codes
+
+
+def _check_label(raw: Raw, codes: splits.Codes, roles: Roles) -> None:
+    train = np.concatenate([chunk[:, 0] for chunk in raw.chunks()])[codes == 0]
+    if train.min() == train.max():
+        raise DataError(f"The label {roles.label!r} is {train[0]:g} in all {len(train):,} train rows: expected both 0 and 1.")
+
+
+def _finish(raw: Raw, codes: splits.Codes, sizes: Sequence[int], folder: Path, number: int) -> dict[str, Any]:
+    """The second pass over one column: learn from train rows, write all."""
+
+    def train_rows() -> Iterator[Array]:
+        start = 0
+        for chunk in raw.chunks():
+            yield chunk[codes[start : start + len(chunk)] == 0]
+            start += len(chunk)
+
+    encoder = raw.encoder
+    learnt = encoder.learn(train_rows, sizes[0])
+    _write_parts((encoder.encode(chunk, learnt) for chunk in raw.chunks()), codes, sizes, folder / f"{number}.bin")
+    raw.path.unlink()
+    if learnt.vocabulary is not None:
+        learnt.vocabulary.write_parquet(folder / f"{number}.parquet")
+    return {**asdict(encoder.column), "learnt": _plain(learnt)}
+
+
+def _plain(learnt: Learnt) -> dict[str, Any]:
+    return {name: getattr(learnt, name) for name in ("width", "slots", "categories", "missing", "common", "numbers")}
+
+
+def _write_parts(chunks: Iterator[Array], codes: splits.Codes, sizes: Sequence[int], path: Path) -> None:
+    """Write rows so that those of each part lie together, in the order of the file."""
+    start, at = 0, [0, sizes[0], sizes[0] + sizes[1]]
+    with path.open("wb") as file:
+        for chunk in chunks:
+            own = codes[start : start + len(chunk)]
+            start += len(chunk)
+            for part in range(3):
+                rows = _rows_of(chunk, own, part)
+                if len(rows):
+                    file.seek(at[part] * rows.dtype.itemsize * rows.shape[1])
+                    file.write(np.ascontiguousarray(rows).data)
+                    at[part] += len(rows)
+
+
+def _rows_of(chunk: Array, codes: NDArray[np.int8], part: int) -> Array:
+    if codes[0] == codes[-1] == part and (codes == part).all():
+        return chunk
+    return np.asarray(chunk[codes == part])

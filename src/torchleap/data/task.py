@@ -1,0 +1,384 @@
+"""Task: encoded rows with a label, on disk or in memory, and the batches that a model trains on."""
+
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import IterableDataset, get_worker_info
+
+from ..errors import DataError, FieldError, is_whole, nearest, refuse_settings
+from ..fields import Field, Fields
+from ..selection import Selection
+from ..text import plural, table
+from .schema import Column
+from .splits import PARTS
+
+FORMAT = 1  # of the manifest, as in encoding.py
+IN_MEMORY = 4 << 30  # bytes of encoded rows up to which they are held in memory
+BLOCK = 1 << 13  # neighbouring rows that are read together from disk
+WINDOW = 32  # blocks whose rows are shuffled together
+
+
+@dataclass(frozen=True)
+class TaskColumn:
+    """One input column of a task: what it is, and what train rows have taught about it; see `encoders.Learnt`."""
+
+    column: Column
+    file: str
+    width: int
+    slots: int
+    categories: int
+    missing: float
+    common: float
+    numbers: dict[str, list[float]]
+
+    @property
+    def name(self) -> str:
+        """Its name, which is also its field's."""
+        return self.column.name
+
+    @property
+    def is_ids(self) -> bool:
+        """Whether its rows are ids; else they are numbers."""
+        return self.categories > 0
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Some rows: all ids and all numbers side by side, in the order of the task's columns of that kind.
+
+    Attributes:
+        ids: (B, slots of ids) int32; 0 is missing, 1 is rare or unseen.
+        numbers: (B, slots of numbers) float32.
+        label: (B,) float32, 0 or 1.
+        group: (B,) int32, for GAUC.
+    """
+
+    ids: Tensor
+    numbers: Tensor
+    label: Tensor
+    group: Tensor | None = None
+
+    def __len__(self) -> int:
+        return self.label.shape[0]
+
+    def to(self, device: torch.device | str) -> "Batch":
+        """The same on another device."""
+        group = None if self.group is None else self.group.to(device)
+        return Batch(self.ids.to(device), self.numbers.to(device), self.label.to(device), group)
+
+    def take(self, rows: Tensor | slice) -> "Batch":
+        """Some of the rows."""
+
+        def pick(tensor: Tensor) -> Tensor:
+            return tensor[rows] if isinstance(rows, slice) else tensor.index_select(0, rows)
+
+        group = None if self.group is None else pick(self.group)
+        return Batch(pick(self.ids), pick(self.numbers), pick(self.label), group)
+
+
+@dataclass(frozen=True)
+class Task:
+    """Rows with a label, split and encoded; `print(task)` shows its columns.
+
+    Attributes:
+        columns: The input columns, in order.
+    """
+
+    folder: Path
+    columns: tuple[TaskColumn, ...]
+    rows: dict[str, int]
+    roles: dict[str, Any]
+    keep: Any = None  # holds a temporary folder as long as there is a task
+
+    @classmethod
+    def load(cls, folder: Path, keep: Any = None) -> "Task":
+        """A task that was encoded before."""
+        try:
+            content = json.loads((folder / "task.json").read_text(encoding="utf-8"))
+        except (OSError, json.JSONDecodeError) as error:
+            raise DataError(f"{folder} holds no encoded data: {error}. Remove it and read the data again.") from error
+        if content.get("format") != FORMAT:
+            raise DataError(
+                f"{folder}: expected encoded data of format {FORMAT}, but found {content.get('format')!r}. Remove it."
+            )
+        columns = []
+        for number, record in enumerate(content["columns"]):
+            learnt = record.pop("learnt")
+            columns.append(TaskColumn(Column(**record), f"{number}.bin", **learnt))
+        return cls(folder, tuple(columns), content["rows"], content["roles"], keep)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What a worker needs: where the rows lie. The first process holds the folder."""
+        return {"folder": self.folder, "columns": self.columns, "rows": self.rows, "roles": self.roles, "keep": None}
+
+    @cached_property
+    def fields(self) -> Fields:
+        """What a model reads: a field for each column, with its width."""
+        return Fields([Field(column.name, column.width) for column in self.columns])
+
+    @cached_property
+    def train(self) -> "Rows":
+        """The rows to train on."""
+        return Rows(self, "train")
+
+    @cached_property
+    def valid(self) -> "Rows":
+        """The rows to stop and to choose by."""
+        return Rows(self, "valid")
+
+    @cached_property
+    def test(self) -> "Rows":
+        """The rows to report on."""
+        return Rows(self, "test")
+
+    def only(self, names: Iterable[str] | Selection) -> "Task":
+        """The same task with fewer input columns; nothing is read or encoded again."""
+        wanted = set(names.kept if isinstance(names, Selection) else names)
+        unknown = wanted - set(self.fields.names)
+        if unknown:
+            raise FieldError(f"There is no field {min(unknown)!r}. {nearest(min(unknown), self.fields.names)}")
+        if not wanted:
+            raise FieldError("No field is left: expected at least one name.")
+        return replace(self, columns=tuple(column for column in self.columns if column.name in wanted))
+
+    def vocabulary(self, name: str) -> list[str]:
+        """The categories of a column, in the order of their ids, which begin at 2."""
+        import polars
+
+        column = self.columns[self.fields.index(name)]
+        path = (self.folder / column.file).with_suffix(".parquet")
+        if not path.exists():
+            raise DataError(f"{name!r} has no vocabulary: it holds {'hashed categories' if column.is_ids else 'numbers'}.")
+        return polars.read_parquet(path)["value"].to_list()
+
+    def slots(self, *, ids: bool) -> dict[str, slice]:
+        """Where each column lies in a batch's ids, or in its numbers."""
+        found, start = {}, 0
+        for column in self.columns:
+            if column.is_ids == ids:
+                found[column.name] = slice(start, start + column.slots)
+                start += column.slots
+        return found
+
+    def __repr__(self) -> str:
+        rows = ", ".join(f"{self.rows[part]:,} {part}" for part in PARTS)
+        size = f"{plural(len(self.columns), 'field')}, {plural(self.fields.dims, 'dimension')}"
+        return f"Task on {self.roles['label']!r}: {size}; {rows} rows"
+
+    def __str__(self) -> str:
+        cells = [
+            [c.name, _kind(c), str(c.width), f"{c.categories:,}" if c.is_ids else "", f"{c.missing:.1%}", f"{c.common:.1%}"]
+            for c in self.columns
+        ]
+        return f"{self!r}\n{table(['field', 'kind', 'width', 'ids', 'missing', 'most common'], cells)}"
+
+
+def _kind(column: TaskColumn) -> str:
+    if column.column.kind == "list":
+        return f"list of up to {column.slots}"
+    if column.is_ids:
+        return f"{column.column.kind}{', hashed' if column.column.buckets else ''}"
+    return f"{column.column.kind}, {column.column.scale}"
+
+
+class Rows:
+    """The rows of one part of a task."""
+
+    def __init__(self, task: Task, part: str) -> None:
+        self.task = task
+        self.part = part
+        self._start = sum(task.rows[other] for other in PARTS[: PARTS.index(part)])
+        self._held: Batch | None = None
+
+    def __len__(self) -> int:
+        return self.task.rows[self.part]
+
+    def __repr__(self) -> str:
+        return f"{len(self):,} {self.part} rows of {self.task!r}"
+
+    @property
+    def bytes(self) -> int:
+        """What all its rows take in memory."""
+        return len(self) * (4 * sum(column.slots for column in self.task.columns) + 8)
+
+    def batches(
+        self,
+        size: int,
+        *,
+        shuffle: bool = False,
+        seed: int = 0,
+        shard: tuple[int, int] = (0, 1),
+        memory: bool | None = None,
+    ) -> "Batches":
+        """Batches of this many rows, the last one smaller; see `Batches`."""
+        return Batches(self, size, shuffle=shuffle, seed=seed, shard=shard, memory=memory)
+
+    def all(self) -> Batch:
+        """All rows in one batch, held in memory from then on."""
+        if self._held is None:
+            self._held = self.read(np.array([[0, len(self)]]))
+        return self._held
+
+    @property
+    def label(self) -> Tensor:
+        """The labels of all rows, (rows,)."""
+        return torch.from_numpy(np.array(self._map("label", np.float32, 1)[:, 0]))
+
+    def read(self, ranges: Any) -> Batch:
+        """The rows of some ranges (start, stop), one after the other, from disk."""
+        label = self._gather([("label", 1)], np.float32, ranges)[:, 0]
+        ids = self._gather([(c.file, c.slots) for c in self.task.columns if c.is_ids], np.int32, ranges)
+        numbers = self._gather([(c.file, c.slots) for c in self.task.columns if not c.is_ids], np.float32, ranges)
+        group = self._gather([("group", 1)], np.int32, ranges)[:, 0] if self.task.roles["group"] else None
+        return Batch(ids, numbers, label, group)
+
+    def _gather(self, files: Sequence[tuple[str, int]], dtype: type[np.generic], ranges: Any) -> Tensor:
+        rows = int(sum(stop - start for start, stop in ranges))
+        found = np.empty((rows, sum(slots for _, slots in files)), dtype=dtype)
+        to = 0
+        for start, stop in ranges:
+            column = 0
+            for name, slots in files:
+                found[to : to + stop - start, column : column + slots] = self._map(name, dtype, slots)[start:stop]
+                column += slots
+            to += stop - start
+        return torch.from_numpy(found)
+
+    def _map(self, name: str, dtype: type[np.generic], slots: int) -> Any:
+        path = self.task.folder / (name if name.endswith(".bin") else f"{name}.bin")
+        offset = self._start * np.dtype(dtype).itemsize * slots
+        if not len(self):
+            return np.empty((0, slots), dtype=dtype)
+        try:
+            return np.memmap(path, dtype, "r", offset, (len(self), slots))
+        except (OSError, ValueError) as error:
+            raise DataError(f"{path} is damaged or gone: {error}. Remove {self.task.folder} and read the data again.") from error
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_held": None}  # a worker maps the files anew
+
+
+class Batches(IterableDataset[Batch]):
+    """The batches of some rows, epoch by epoch.
+
+    Iterating goes over one epoch; each shuffles anew, and the last batch may be smaller. In memory every row is equally likely
+    to come next; from disk, blocks of neighbouring rows are read in random order and the rows of some blocks are shuffled
+    together. In the workers of a DataLoader (with `batch_size=None`) each worker takes its share. `state_dict()` tells where
+    an epoch stands, and after `load_state_dict()` it goes on with the next batch.
+
+    Args:
+        shard: Which of how many shares of the rows, such as (rank, ranks); they differ by a row at most, from disk by a block.
+        memory: Hold all rows in memory; None is up to 4 GiB.
+    """
+
+    def __init__(
+        self, rows: Rows, size: int, *, shuffle: bool, seed: int, shard: tuple[int, int], memory: bool | None = None
+    ) -> None:
+        refuse_settings(
+            {
+                f"size must be a whole number of rows, at least 1, but is {size!r}": is_whole(size) and size >= 1,
+                f"seed must be a whole number, but is {seed!r}": is_whole(seed),
+                f"shard must be (number, count) with 0 <= number < count, but is {shard!r}": 0 <= shard[0] < shard[1],
+            }
+        )
+        self.rows = rows
+        self.size = size
+        self.shuffle = shuffle
+        self.seed = seed
+        self.shard = shard
+        self.memory = rows.bytes <= IN_MEMORY if memory is None else memory
+        self.epoch = 0
+        self.position = 0  # batches of this epoch that are behind us
+
+    def __len__(self) -> int:
+        count = sum(stop - start for start, stop in self._ranges(*self.shard)) if not self.memory else self._share(*self.shard)
+        return -(-count // self.size)
+
+    def __iter__(self) -> Iterator[Batch]:
+        number, count = self.shard
+        worker = get_worker_info()
+        if worker is not None:
+            number, count = number * worker.num_workers + worker.id, count * worker.num_workers
+        source = self._from_memory(number, count) if self.memory else self._from_disk(number, count)
+        for batch in source:
+            self.position += 1
+            yield batch
+        self.epoch, self.position = self.epoch + 1, 0
+
+    def state_dict(self) -> dict[str, int]:
+        """Where the epoch stands."""
+        return {"epoch": self.epoch, "position": self.position, "size": self.size, "seed": self.seed}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        """Go on where another object with the same settings stood."""
+        if (state["size"], state["seed"]) != (self.size, self.seed):
+            found = f"size={state['size']} and seed={state['seed']}"
+            raise DataError(f"Expected the place in batches with size={self.size} and seed={self.seed}, but found {found}.")
+        self.epoch, self.position = state["epoch"], state["position"]
+
+    def _share(self, number: int, count: int) -> int:
+        return len(range(number, len(self.rows), count))
+
+    def _dice(self) -> torch.Generator:
+        return torch.Generator().manual_seed(self.seed * 1_000_003 + self.epoch)
+
+    def _from_memory(self, number: int, count: int) -> Iterator[Batch]:
+        everything = self.rows.all()
+        if not self.shuffle and count == 1:
+            for start in range(self.position * self.size, len(self.rows), self.size):
+                yield everything.take(slice(start, start + self.size))
+            return
+        rows = len(self.rows)
+        order = torch.randperm(rows, generator=self._dice()) if self.shuffle else torch.arange(rows)
+        order = order[number::count]
+        for start in range(self.position * self.size, len(order), self.size):
+            yield everything.take(order[start : start + self.size])
+
+    def _ranges(self, number: int, count: int) -> Any:
+        """The blocks of a shard, in the order in which they are read."""
+        starts = np.arange(0, len(self.rows), BLOCK)
+        if self.shuffle:
+            starts = starts[torch.randperm(len(starts), generator=self._dice()).numpy()]
+        starts = starts[number::count]
+        return np.stack([starts, np.minimum(starts + BLOCK, len(self.rows))], axis=1)
+
+    def _from_disk(self, number: int, count: int) -> Iterator[Batch]:
+        ranges = self._ranges(number, count)
+        dice = self._dice()
+        skip = self.position * self.size  # rows that are behind us
+        left: Batch | None = None  # rows of a window that do not fill a batch
+        for first in range(0, len(ranges), WINDOW):
+            window = ranges[first : first + WINDOW]
+            rows = int((window[:, 1] - window[:, 0]).sum())
+            order = torch.randperm(rows, generator=dice) if self.shuffle else None
+            if skip >= rows:
+                skip -= rows
+                continue
+            block = self.rows.read(window)
+            chosen = torch.arange(rows)[skip:] if order is None else order[skip:]
+            skip = 0
+            block = block.take(chosen)
+            block = block if left is None else _joined(left, block)
+            whole = len(block) // self.size * self.size
+            for start in range(0, whole, self.size):
+                yield block.take(slice(start, start + self.size))
+            left = block.take(slice(whole, len(block))) if whole < len(block) else None
+        if left is not None:
+            yield left
+
+
+def _joined(first: Batch, second: Batch) -> Batch:
+    group = None if first.group is None or second.group is None else torch.cat([first.group, second.group])
+    return Batch(
+        torch.cat([first.ids, second.ids]),
+        torch.cat([first.numbers, second.numbers]),
+        torch.cat([first.label, second.label]),
+        group,
+    )

@@ -1,0 +1,152 @@
+"""Batches: every row once an epoch, in a new order, shared out without overlap, and resumable."""
+
+import copy
+import gc
+import pickle
+
+import polars as pl
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.utils.data import DataLoader
+
+import torchleap as tl
+from tests.data.frames import log
+from torchleap.data import task as module
+
+
+@pytest.fixture(scope="module")
+def task():
+    frame = log(1000).with_columns(pl.Series("age", range(1000)))  # the age tells the row
+    return tl.data.read(frame, label="click", split="order", group="user", columns={"age": {"kind": "numeric", "scale": "none"}})
+
+
+@pytest.fixture(autouse=True)
+def small_blocks(monkeypatch):
+    monkeypatch.setattr(module, "BLOCK", 32)
+    monkeypatch.setattr(module, "WINDOW", 4)
+
+
+def rows(batches, task):
+    place = task.slots(ids=False)["age"]
+    return [int(value) for batch in batches for value in batch.numbers[:, place].flatten()]
+
+
+@pytest.mark.parametrize("memory", [True, False])
+@pytest.mark.parametrize("shuffle", [True, False])
+def test_an_epoch_has_every_row_once_and_the_last_batch_is_smaller(task, memory, shuffle):
+    batches = task.train.batches(96, shuffle=shuffle, memory=memory)
+    found = list(batches)
+    assert [len(batch) for batch in found] == [96] * 8 + [32]
+    assert len(batches) == 9
+    seen = rows(found, task)
+    assert sorted(seen) == list(range(800))
+    assert (seen == list(range(800))) is not shuffle
+
+
+@pytest.mark.parametrize("memory", [True, False])
+def test_each_epoch_shuffles_anew_and_a_seed_repeats_it(task, memory):
+    first, second = task.train.batches(50, shuffle=True, memory=memory), task.train.batches(50, shuffle=True, memory=memory)
+    epochs = [rows(first, task) for _ in range(3)]
+    assert epochs[0] != epochs[1] != epochs[2]
+    assert epochs == [rows(second, task) for _ in range(3)]
+    assert rows(task.train.batches(50, shuffle=True, seed=1, memory=memory), task) != epochs[0]
+
+
+def test_a_row_keeps_its_values_label_and_group(task):
+    whole = task.train.all()
+    for memory in (True, False):
+        for batch in task.train.batches(64, shuffle=True, memory=memory):
+            at = torch.tensor(rows([batch], task))
+            assert torch.equal(batch.ids, whole.ids[at])
+            assert torch.equal(batch.numbers, whole.numbers[at])
+            assert torch.equal(batch.label, whole.label[at])
+            assert torch.equal(batch.group, whole.group[at])
+    assert torch.equal(whole.label, task.train.label)
+
+
+@settings(max_examples=30, deadline=None)
+@given(count=st.integers(1, 5), size=st.integers(1, 300), memory=st.booleans(), shuffle=st.booleans())
+def test_shards_share_the_rows_out(task, count, size, memory, shuffle):
+    shards = [task.train.batches(size, shuffle=shuffle, shard=(number, count), memory=memory) for number in range(count)]
+    seen = [rows(shard, task) for shard in shards]
+    assert sorted(row for shard in seen for row in shard) == list(range(800))
+    assert [len(shard) for shard in shards] == [-(-len(own) // size) for own in seen]
+
+
+@settings(max_examples=30, deadline=None)
+@given(size=st.integers(1, 300), stop=st.integers(0, 40), memory=st.booleans(), shuffle=st.booleans(), epochs=st.integers(0, 2))
+def test_an_epoch_goes_on_in_the_middle(task, size, stop, memory, shuffle, epochs):
+    first = task.train.batches(size, shuffle=shuffle, memory=memory)
+    for _ in range(epochs):
+        list(first)
+    iterator = iter(first)
+    for _ in range(min(stop, len(first) - 1)):
+        next(iterator)
+    state = copy.deepcopy(first.state_dict())
+    expected = rows(iterator, task)
+    second = task.train.batches(size, shuffle=shuffle, memory=memory)
+    second.load_state_dict(state)
+    assert rows(second, task) == expected
+    assert first.state_dict() == second.state_dict()
+
+
+def test_a_place_in_other_batches_is_refused(task):
+    with pytest.raises(tl.DataError, match="Expected the place in batches with size=10 and seed=0, but found size=20"):
+        task.train.batches(10).load_state_dict(task.train.batches(20).state_dict())
+
+
+@pytest.mark.parametrize("memory", [True, False])
+def test_workers_of_a_data_loader_share_the_rows(task, memory):
+    loader = DataLoader(task.train.batches(64, shuffle=True, memory=memory), batch_size=None, num_workers=2)
+    assert sorted(rows(loader, task)) == list(range(800))
+
+
+def test_a_task_can_be_pickled_and_moved(task):
+    again = pickle.loads(pickle.dumps(task.valid))
+    assert torch.equal(again.all().ids, task.valid.all().ids)
+    assert task.valid.all().to("meta").ids.device.type == "meta"
+
+
+def test_fewer_fields_need_no_new_encoding(task):
+    small = task.only(["price", "user"])
+    assert small.fields.names == ("user", "price")
+    assert small.folder == task.folder
+    place = task.slots(ids=True)["user"]
+    assert torch.equal(small.test.all().ids, task.test.all().ids[:, place])
+    selection = tl.Selection(task.fields, tuple(0.9 for _ in task.fields), tuple(name == "age" for name in task.fields.names))
+    assert task.only(selection).fields.names == ("age",)
+    with pytest.raises(tl.FieldError, match="There is no field 'prize'. Did you mean 'price'"):
+        task.only(["prize"])
+    with pytest.raises(tl.FieldError, match="No field is left"):
+        task.only([])
+
+
+def test_bad_settings_are_refused(task):
+    with pytest.raises(tl.TorchleapError, match="size must be a whole number.*shard must be"):
+        task.train.batches(0, shard=(2, 2))
+    with pytest.raises(tl.TorchleapError, match="seed must be a whole number"):
+        task.train.batches(1, seed=0.5)
+    with pytest.raises(tl.DataError, match="'age' has no vocabulary: it holds numbers"):
+        task.vocabulary("age")
+
+
+def test_damaged_columns_are_told():
+    task = tl.data.read(log(), label="click")
+    path = task.folder / "0.bin"
+    path.write_bytes(path.read_bytes()[:100])
+    with pytest.raises(tl.DataError, match="0.bin is damaged or gone"):
+        task.test.all()
+
+
+def test_a_frames_folder_goes_with_its_task():
+    task = tl.data.read(log(), label="click")
+    folder = task.folder
+    assert folder.exists()
+    small = task.only(["age"])
+    del task
+    assert len(small.train.all()) == 480
+    del small
+    gc.collect()
+    assert not folder.exists()
