@@ -66,3 +66,10 @@ def test_serving_prints_throughput_and_bytes():
     assert output.count("50% dropped") == 2
     assert "gone: first layer 50.0%, tables 50.0%" in output
     assert output.count("PyTorch") == 7  # three models, two kinds of input, and one batch without the dropped columns
+
+
+def test_loading_prints_times_beside_polars_and_rates_beside_a_data_loader():
+    pytest.importorskip("polars", reason="reading data needs polars")
+    output = run("benchmarks/loading.py", "--quick")
+    assert output.count("x polars") == 2
+    assert output.count("million rows/s") == 3

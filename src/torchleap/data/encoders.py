@@ -186,6 +186,7 @@ class Numbers(Encoder):
 
     dtype: type[np.generic] = np.float64  # float32 would round large numbers, such as times, before their mean is taken off
     slots = 1
+    plain = False  # all numbers that were looked at can be parsed as they are
 
     def expression(self) -> pl.Expr:
         return pl.col(self.column.name).cast(pl.Float64, strict=False)
@@ -215,8 +216,16 @@ class Numbers(Encoder):
 
     def learn(self, chunks: Chunks, rows: int) -> Learnt:
         step = -(-rows // SAMPLE)
-        sample = np.concatenate([self._transform(raw)[::step] for raw in chunks()])
-        shift, scale, missing = _moments(self._transform(raw) for raw in chunks())
+        samples: list[Array] = []
+
+        def transformed() -> Iterable[Array]:
+            for raw in chunks():
+                values = self._transform(raw)
+                samples.append(values[::step])
+                yield values
+
+        shift, scale, missing = _moments(transformed())
+        sample = np.concatenate(samples)
         present = sample[~np.isnan(sample).any(axis=1)]
         numbers = {"shift": shift.tolist(), "scale": [float(np.sqrt((scale**2).mean())) or 1.0]}
         if self.column.scale == "none":
@@ -237,9 +246,14 @@ class Numbers(Encoder):
             values = _rank(values, np.array(learnt.numbers["knots"]))
         elif "shift" in learnt.numbers:
             values = (values - np.array(learnt.numbers["shift"])) / learnt.numbers["scale"][0]
-        lacks = np.isnan(values).any(axis=1, keepdims=True)
-        values = np.nan_to_num(values).astype(np.float32)
-        return np.concatenate([values, lacks.astype(np.float32)], axis=1) if learnt.slots > self.slots else values
+        found = np.empty((len(raw), learnt.slots), dtype=np.float32)
+        lacks = np.isnan(values)
+        found[:, : self.slots] = values
+        if lacks.any():
+            found[:, : self.slots][lacks] = 0
+        if learnt.slots > self.slots:
+            found[:, -1] = _any_of_row(lacks)
+        return found
 
 
 class Vectors(Numbers):
@@ -295,7 +309,9 @@ def encoder_for(column: Column, sample: pl.Series, *, text: bool) -> Encoder:
     if column.kind == "vector":
         return Vectors(column, text=text, length=_vector_length(column, sample))
     if column.kind == "numeric":
-        return Numbers(column, text=text or dtype == pl.String)
+        numbers = Numbers(column, text=text or dtype == pl.String)
+        numbers.plain = sample.cast(pl.Float64, strict=False).null_count() == sample.null_count()
+        return numbers
     if column.kind == "list":
         return Lists(column, text=text)
     return HashedCategories(column, text=text) if column.buckets else Categories(column, text=text)
@@ -311,13 +327,18 @@ def _vector_length(column: Column, sample: pl.Series) -> int:
     return int(lists.list.len()[0])
 
 
+def _any_of_row(mask: Array) -> Array:
+    return mask[:, 0] if mask.shape[1] == 1 else mask.any(axis=1)  # a reduction over one column takes long
+
+
 def _moments(chunks: Iterable[Array]) -> tuple[Array, Array, int]:
     """Mean and standard deviation of each column, and how many rows have no value; added up so that large means do no harm."""
     count, mean, spread, missing = 0, np.zeros(1), np.zeros(1), 0
     for raw in chunks:
-        lacks = np.isnan(raw).any(axis=1)
-        present = raw[~lacks].astype(np.float64)
-        missing += int(lacks.sum())
+        lacks = _any_of_row(np.isnan(raw))
+        gaps = int(lacks.sum())
+        present = (raw[~lacks] if gaps else raw).astype(np.float64, copy=False)
+        missing += gaps
         if len(present):
             own, step = present.mean(axis=0), len(present)
             distance = own - mean

@@ -8,8 +8,8 @@ valid, then test.
 import itertools
 import json
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from ..errors import DataError
 from . import splits
-from .encoders import Array, Categories, Encoder, Learnt, Place, stable_hash
+from .encoders import Array, Categories, Encoder, Learnt, Numbers, Place, stable_hash
 from .schema import Column
 from .sources import Source
 
@@ -189,22 +189,44 @@ def _raw(encoder: Encoder, path: Path) -> Raw:
 
 def _read(source: Source, raws: Sequence[Raw], progress: Progress, expected_rows: int) -> int:
     """The first pass: append the rows of a source to the raw columns."""
+    starts = [raw.file.tell() for raw in raws]
+    numbers = [raw.encoder.column.name for raw in raws if type(raw.encoder) is Numbers and raw.encoder.plain]
+    if source.with_numbers is not None and numbers:
+        try:
+            return _read_blocks(replace(source, frame=source.with_numbers(numbers)), raws, progress, expected_rows)
+        except DataError:  # perhaps a number with blanks, perhaps text: read again in the way that can tell
+            for raw, start in zip(raws, starts, strict=True):
+                raw.file.seek(start)
+                raw.file.truncate()
+    return _read_blocks(source, raws, progress, expected_rows)
+
+
+def _read_blocks(source: Source, raws: Sequence[Raw], progress: Progress, expected_rows: int) -> int:
     names = list(dict.fromkeys(raw.encoder.column.name for raw in raws))
     rows = 0
-    for block in source.blocks([pl.col(name) for name in names]):
-        computed = block.select([raw.encoder.expression().alias(str(number)) for number, raw in enumerate(raws)])
-
-        def place(row: int, start: int = rows) -> str:
-            return f"{source.name}, {source.row(start + row)}"
-
-        for number, raw in enumerate(raws):
-            found = raw.encoder.read(computed[str(number)], block[raw.encoder.column.name], place)
-            raw.file.write(np.ascontiguousarray(found, dtype=raw.encoder.dtype).data)
-        rows += len(block)
-        progress("reading", rows, max(rows, expected_rows))
+    with ThreadPoolExecutor(1) as writer:  # writes a block while polars parses the next
+        written: Future[None] | None = None
+        for block in source.blocks(names):
+            computed = block.select([raw.encoder.expression().alias(str(number)) for number, raw in enumerate(raws)])
+            if written is not None:
+                written.result()
+            written = writer.submit(_append, source, raws, block, computed, rows)
+            rows += len(block)
+            progress("reading", rows, max(rows, expected_rows))
+        if written is not None:
+            written.result()
     if not rows:
         raise DataError(f"{source.name} has columns but no rows.")
     return rows
+
+
+def _append(source: Source, raws: Sequence[Raw], block: pl.DataFrame, computed: pl.DataFrame, start: int) -> None:
+    def place(row: int) -> str:
+        return f"{source.name}, {source.row(start + row)}"
+
+    for number, raw in enumerate(raws):
+        found = raw.encoder.read(computed[str(number)], block[raw.encoder.column.name], place)
+        raw.file.write(np.ascontiguousarray(found, dtype=raw.encoder.dtype).data)
 
 
 def _codes(rows: Sequence[int], raws: dict[str, Raw], roles: Roles) -> splits.Codes:
@@ -241,7 +263,7 @@ def _finish(raw: Raw, codes: splits.Codes, sizes: Sequence[int], folder: Path, n
     def train_rows() -> Iterator[Array]:
         start = 0
         for chunk in raw.chunks():
-            yield chunk[codes[start : start + len(chunk)] == 0]
+            yield _rows_of(chunk, codes[start : start + len(chunk)], 0)
             start += len(chunk)
 
     encoder = raw.encoder

@@ -1,10 +1,13 @@
-"""inspect: what each column of a file holds, and which columns look wrong, before a model reads them."""
+"""inspect: what each column of a file holds, and which look wrong; convert: the same rows in another format."""
 
-from collections.abc import Iterator, Sequence
+import os
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from hashlib import blake2b
+from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import numpy as np
 import polars as pl
@@ -17,87 +20,65 @@ from ..text import plural, table
 from .encoding import Label, Progress, Roles
 from .reading import SAMPLE_ROWS
 from .schema import MISSING_TEXT, Kind, infer
-from .sources import Source, open_source
+from .sources import PACKED, Source, explained, open_source
 
-LEAK = 0.99  # an AUC that no honest column reaches on its own
+LEAK = 0.99  # an AUC that no honest column reaches alone
 DEFAULT = 0.99  # the share of the most common value from which on a column hardly varies
-ENOUGH = 10  # rows of each class, below which an AUC of 0.99 may be luck
-SCORED = 200_000  # rows, at most, that an AUC is measured on
+ENOUGH = 10  # rows of each class, below which such an AUC may be luck
+TESTED = 200_000  # rows, at most, that an AUC is measured on
 LONGEST_VALUE = 20  # characters of a value that are shown
+SINKS: dict[str, Callable[..., None]] = {
+    ".parquet": pl.LazyFrame.sink_parquet,
+    ".arrow": pl.LazyFrame.sink_ipc,
+    ".csv": pl.LazyFrame.sink_csv,
+}
 
 Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
 class ColumnFacts:
-    """What one column holds.
-
-    Attributes:
-        kind: What the column would be to a model; "label" for the label.
-        dtype: Its type; for CSV the one that its text stands for.
-        distinct: Different values, missing ones aside.
-        common: The share of rows at the most common value.
-        common_value: That value as text; None if it is "missing".
-        notes: What looks wrong, a phrase each.
-    """
+    """What one column holds."""
 
     name: str
-    kind: str
-    dtype: str
+    kind: str  # what it would be to a model; "label" for the label
+    dtype: str  # for CSV the type that its text stands for
     missing: float
-    distinct: int
-    common: float
-    common_value: str | None
-    notes: tuple[str, ...]
+    distinct: int  # values, missing ones aside
+    common: float  # the share of rows at the most common value
+    common_value: str | None  # None if that is a missing one
+    notes: tuple[str, ...]  # what looks wrong
 
 
 @dataclass(frozen=True)
 class Inspection:
-    """What a file holds; `print()` shows it as a table.
-
-    Attributes:
-        all_rows: Whether these were all rows, and not the first ones.
-        base_rate: The share of rows with label 1.
-    """
+    """What a file holds; `print()` shows it as a table."""
 
     source: str
     rows: int
-    all_rows: bool
+    all_rows: bool  # whether these were all, and not the first ones
     label: str | None
-    base_rate: float | None
+    base_rate: float | None  # the share of rows with label 1
     columns: tuple[ColumnFacts, ...]
 
-    def __getitem__(self, name: str) -> ColumnFacts:
-        """The facts of one column."""
-        for column in self.columns:
-            if column.name == name:
-                return column
-        raise DataError(f"There is no column {name!r}. {nearest(name, [column.name for column in self.columns])}")
-
     def to_json(self) -> dict[str, Any]:
-        """A plain dict, which JSON can hold."""
-        return asdict(self)
+        """A plain dict, as JSON has it."""
+        return asdict(self) | {"columns": [asdict(column) | {"notes": list(column.notes)} for column in self.columns]}
 
     def __str__(self) -> str:
         rows = f"{'' if self.all_rows else 'the first '}{plural(self.rows, 'row')}"
-        label = f"; {_percent(self.base_rate)} have the label" if self.base_rate is not None else ""
-        title = f"{self.source}: {rows}, {plural(len(self.columns), 'column')}{label}"
-        return "\n\n".join([title, self._table(), self._notes()])
-
-    def _table(self) -> str:
+        label = "" if self.base_rate is None else f"; {_printable(str(self.label))} is 1 in {_percent(self.base_rate)} of rows"
+        title = f"{_printable(self.source)}: {rows}, {plural(len(self.columns), 'column')}{label}"
         header = ("column", "kind", "type", "missing", "distinct", "most common")
         names, kinds, types, shares, counts, commons = zip(header, *map(_cells, self.columns), strict=True)
-        columns = (names, _left(kinds), _left(types), shares, counts, _left(commons))
-        first, *rows = zip(*columns, strict=True)
-        return table(first, rows)
+        first, *cells = zip(names, _left(kinds), _left(types), shares, counts, _left(commons), strict=True)
+        return "\n\n".join([title, table(first, cells), self._notes()])
 
     def _notes(self) -> str:
         noted = [column for column in self.columns if column.notes]
-        if not noted:
-            return "No column looks wrong."
         names = _left([_printable(column.name) for column in noted])
         lines = [f"  {name}  {'; '.join(column.notes)}" for name, column in zip(names, noted, strict=True)]
-        return "\n".join(["Worth a look:", *lines])
+        return "\n".join(["Worth a look:", *lines]) if noted else "No column looks wrong."
 
 
 def inspect(
@@ -111,28 +92,27 @@ def inspect(
     names: Sequence[str] | None = None,
     progress: Progress | None = None,
 ) -> Inspection:
-    """Look at the first rows of a file, a folder, a pattern or a frame.
+    """Look at the first rows of a file or frame, before a model does; with a label also for columns that give it away.
 
-    Args:
-        data, label, threshold, positive, separator, names, progress: As `read` has them; without a label, leaks are not looked for.
-        rows: At most that many are looked at.
+    The arguments are those of `read`; at most `rows` rows are looked at.
 
-    >>> frame = pl.DataFrame({"click": [0, 1] * 50, "bought": [0, 1] * 50, "country": ["de"] * 100})
-    >>> [(column.name, column.notes) for column in inspect(frame, label="click").columns[1:]]
-    [('bought', ("same as the label 'click'",)), ('country', ('constant',))]
+    >>> frame = pl.DataFrame({"click": [0, 1] * 50, "bought": ["no", "yes"] * 50, "country": ["de"] * 100})
+    >>> [column.notes for column in inspect(frame, label="click").columns]
+    [(), ("same as the label 'click'",), ('constant',)]
     """
     source = open_source(data, separator=separator, names=names)
     present = source.names()
     _check(present, label, threshold, positive, rows)
-    taken, all_rows = _first_rows(source, rows)
-    target = None if label is None else _Target.read(taken, Roles(label, threshold, positive, None, None, "order", (1, 0, 0), 0))
-    known = {} if target is None else {_identity(target.seen): target.name}
+    taken, length, all_rows = _first_rows(source, rows)
+    target = None if label is None else _read_label(taken, label, threshold, positive)
+    known = {} if target is None else {_Seen(target, "numeric").identity(): target.name}
     facts = []
-    for number, name in enumerate(present):
-        (progress or (lambda *_: None))("inspecting", number, len(present))
+    for number, name in enumerate(present, start=1):
         facts.append(_facts(_see(taken, name), taken, target, known))
-    length = int(taken.frame.select(pl.len()).collect().item())
-    return Inspection(source.name, length, all_rows, label, None if target is None else float(target.label.mean()), tuple(facts))
+        if progress is not None:
+            progress("inspecting", number, len(present))
+    base_rate = None if target is None else float(target.to_numpy().mean())
+    return Inspection(source.name, length, all_rows, label, base_rate, tuple(facts))
 
 
 def _check(present: Sequence[str], label: str | None, threshold: float | None, positive: object, rows: int) -> None:
@@ -146,99 +126,266 @@ def _check(present: Sequence[str], label: str | None, threshold: float | None, p
         raise DataError(f"There is no column {label!r} for label=. {nearest(str(label), present)}")
 
 
-def _first_rows(source: Source, rows: int) -> tuple[Source, bool]:
-    """The first rows, and whether they are all; text is read at once, other columns later, one by one, to save memory."""
-    if source.text:
-        frame = source.head(rows + 1)
-        found, taken = len(frame), replace(source, frame=frame.head(rows).lazy())
-    else:
-        taken = replace(source, frame=source.frame.head(rows))
-        found = len(replace(source, frame=source.frame.select(selectors.first())).head(rows + 1))
-    if not found:
+def _first_rows(source: Source, rows: int) -> tuple[Source, int, bool]:
+    """The first rows, how many they are, and whether they are all; of text in memory, else to be read column by column."""
+    sample = (source if source.text else replace(source, frame=source.frame.select(selectors.first()))).head(rows + 1)
+    if not len(sample):
         raise DataError(f"{source.name} has columns but no rows.")
-    return taken, found <= rows
+    taken = replace(source, frame=sample.head(rows).lazy() if source.text else source.frame.head(rows))
+    return taken, min(rows, len(sample)), len(sample) <= rows
 
 
 @dataclass(frozen=True)
 class _Seen:
-    """A column as it is looked at.
-
-    Attributes:
-        values: With null where a value is missing.
-        hashes: A number a value; equal for equal values.
-        first: For each row the first row with the same value: what remains of a column when its values are renamed.
-        numbers: NaN where there is none; None if the column does not hold numbers.
-    """
+    """A column as it is looked at: its values, with null where they are missing."""
 
     values: pl.Series
     kind: Kind
-    dtype: str
-    hashes: pl.Series
-    first: NDArray[np.uint32]
-    numbers: Floats | None
+
+    @cached_property
+    def hashes(self) -> pl.Series:
+        return self.values.hash().alias("hash")
+
+    @cached_property
+    def first(self) -> NDArray[np.uint32]:
+        """For each row the first row with the same value: what is left of a column if its values are renamed."""
+        return self.hashes.to_frame().with_row_index("row").select(pl.col("row").min().over("hash")).to_series().to_numpy()
 
     @cached_property
     def counts(self) -> NDArray[np.int64]:
-        """How many rows have the value of this row; 0 where an earlier row has it already."""
+        """How many rows have the value of this row; 0 if an earlier row has it."""
         return np.bincount(self.first, minlength=len(self.first))
 
     @cached_property
     def distinct(self) -> int:
         return int(np.count_nonzero(self.counts)) - (self.values.null_count() > 0)
 
+    @cached_property
+    def numbers(self) -> pl.Series:
+        return self.values.to_physical().cast(pl.Float64, strict=False)
+
+    def identity(self) -> bytes:
+        """Equal for columns that are the same up to the names of their values."""
+        # where no value but the most common one repeats, as with measured numbers, any two columns are renamings
+        alone = np.count_nonzero(self.counts) - 1 + self.counts.max() == len(self.first)
+        return blake2b((self.hashes.to_numpy() if alone else self.first).tobytes()).digest()
+
+
+def _column(source: Source, name: str) -> pl.Series:
+    return replace(source, frame=source.frame.select(selectors.by_name(name))).head(2**31).to_series()
+
 
 def _see(source: Source, name: str) -> _Seen:
-    given = replace(source, frame=source.frame.select(selectors.by_name(name))).head(2**62).to_series()
+    given = _column(source, name)
+    kind = infer(given.head(SAMPLE_ROWS).to_frame(), [name], text=source.text)[name].kind
+    values = given.to_frame().select(_present(name)).to_series() if source.text else given
+    return _Seen(values.fill_nan(None) if values.dtype.is_float() else values, kind)
+
+
+def _present(name: str) -> pl.Expr:
+    """Text without blanks around it; null where it says that there is no value."""
+    text = selectors.by_name(name).as_expr().str.strip_chars()
+    return pl.when(~text.is_in(MISSING_TEXT)).then(text).alias(name)
+
+
+def _read_label(source: Source, name: str, threshold: float | None, positive: str | float | None) -> pl.Series:
+    roles = Roles(name, threshold, positive, group=None, time=None, split="order", shares=(1, 0, 0), seed=0)
+    given, encoder = _column(source, name), Label(roles, text=source.text)
+    values = given.to_frame().select(encoder.expression()).to_series()
+    label = encoder.read(values, given, lambda row: f"{source.name}, {source.row(row)}")[:, 0]
+    if positive is not None and not label.any():
+        known = given.drop_nulls().unique().cast(pl.String).sort().to_list()
+        raise DataError(f"No row has {positive!r} in {name!r}. {nearest(str(positive), known)}")
+    return pl.Series(name, label)
+
+
+def _auc_of(seen: _Seen, label: Floats) -> float:
+    """How well a column alone tells the label, by its number or by what its values mean in other rows."""
+    order = np.random.default_rng(0).permutation(len(label))  # not every second row: logs may alternate between 0 and 1
+    test, teach = np.split(order, [min(TESTED, len(label) // 2)])
+    counts = np.bincount(seen.first[teach], minlength=len(label))
+    ones = np.bincount(seen.first[teach], label[teach], minlength=len(label))
+    means = (ones + label.mean()) / (counts + 1)  # a value that was not seen gets the base rate
+    scores = [means[seen.first[test]], *([seen.numbers.to_numpy()[test]] if seen.kind == "numeric" else [])]
+    return max(_auc(label[test], score) for score in scores)
+
+
+def _auc(label: Floats, scores: Floats) -> float:
+    """The AUC of the finite scores or of their mirror; 0.5 where there are too few rows to tell."""
+    finite = np.isfinite(scores)
+    ones, rows = label[finite].sum(), finite.sum()
+    found = auc(label[finite], scores[finite]) if min(ones, rows - ones) >= ENOUGH else 0.5
+    return max(found, 1 - found)
+
+
+def _facts(seen: _Seen, source: Source, target: pl.Series | None, known: dict[bytes, str]) -> ColumnFacts:
+    values, row = seen.values, int(seen.counts.argmax())
+    is_label = target is not None and target.name == values.name
+    notes = (*_shape_notes(seen), *_value_notes(seen, source), *_twin_notes(seen, None if is_label else target, known))
+    value = values[row].to_list() if isinstance(values[row], pl.Series) else values[row]
+    kind = "label" if is_label else seen.kind
+    missing, common = values.null_count() / len(values), float(seen.counts[row] / len(values))
+    shown = None if value is None else str(value)
+    return ColumnFacts(values.name, kind, _dtype(seen, text=source.text), missing, seen.distinct, common, shown, notes)
+
+
+def _dtype(seen: _Seen, *, text: bool) -> str:
+    values, dtype = seen.values, seen.values.dtype
+    if text and seen.kind == "numeric":
+        return "Int64" if values.cast(pl.Int64, strict=False).null_count() == values.null_count() else "Float64"
+    return f"{dtype.size} x {dtype.inner}" if isinstance(dtype, pl.Array) else str(dtype)
+
+
+def _shape_notes(seen: _Seen) -> Iterator[str]:
+    """Whether there are too few or too many values."""
+    rows, missing, most, dtype = len(seen.values), seen.values.null_count(), int(seen.counts.max()), seen.values.dtype
+    if most == rows:
+        yield "all missing" if missing else "constant"
+    elif most >= DEFAULT * rows:
+        yield f"{_percent(most / rows)} {'missing' if most == missing else 'default'}"
+    elif seen.distinct == rows and not dtype.is_float() and not dtype.is_nested():  # measured numbers seldom repeat
+        yield "a value of its own in every row"
+
+
+def _value_notes(seen: _Seen, source: Source) -> Iterator[str]:
+    """Text among numbers, infinities, and how long lists are."""
+    rows = np.flatnonzero(seen.counts)  # one of each value
+    values = seen.values.gather(rows)
+    words = values.is_not_null() & values.cast(pl.Float64, strict=False).is_null() if source.text else pl.Series([False])
+    wrong, present = int(seen.counts[rows[words.arg_true()]].sum()), len(seen.values) - seen.values.null_count()
+    if 0 < wrong < present / 2 and words.sum() < seen.distinct / 2:  # of hashes in hex, a common one may look like a number
+        row = int(rows[words.arg_true()[0]])
+        yield f"numbers but for {plural(wrong, 'row')}, such as {seen.values[row]!r} in {source.row(row)}"
+    if seen.kind == "numeric" and len(infinite := seen.numbers.is_infinite().arg_true()):
+        yield f"{plural(len(infinite), 'infinite value')}, the first in {source.row(infinite[0])}"
+    if isinstance(seen.values.dtype, pl.List) and present:
+        lengths = seen.values.list.len().drop_nulls().to_numpy()
+        yield f"{lengths.mean():.1f} items a row, at most {lengths.max()}; {_percent(float((lengths == 0).mean()))} are empty"
+
+
+def _twin_notes(seen: _Seen, target: pl.Series | None, known: dict[bytes, str]) -> Iterator[str]:
+    """Whether the label or another column is the same, or nearly."""
+    if np.count_nonzero(seen.counts) < 2:
+        return
+    twin = known.setdefault(seen.identity(), seen.values.name)
+    if target is not None and twin == target.name:
+        yield f"same as the label {twin!r}"
+        return
+    if twin != seen.values.name:
+        yield f"same as {twin!r}"
+    if target is not None and (found := _auc_of(seen, target.to_numpy())) >= LEAK:
+        yield f"tells the label: AUC {found:.3f}"
+
+
+def _cells(column: ColumnFacts) -> tuple[str, ...]:
+    value = "(missing)" if column.common_value is None else _printable(column.common_value)
+    shown = value if len(value) <= LONGEST_VALUE else value[: LONGEST_VALUE - 3] + "..."
+    common = f"{_percent(column.common):>7}  {shown}"
+    return _printable(column.name), column.kind, column.dtype, _percent(column.missing), f"{column.distinct:,}", common
+
+
+def _percent(share: float) -> str:
+    """A share that says 0 or 100 only where it is exactly that."""
+    if 0 < share < 0.0005 or 0.9995 <= share < 1:
+        return "<0.1 %" if share < 0.5 else ">99.9 %"
+    return f"{100 * share:.1f} %"
+
+
+def _left(cells: Sequence[str]) -> list[str]:
+    """Cells of one length, which a table leaves on the left."""
+    return [cell.ljust(max(map(len, cells))) for cell in cells]
+
+
+def _printable(text: str) -> str:
+    """Without line breaks and escape codes, which would spoil the table or the terminal."""
+    return text if text.isprintable() else repr(text)[1:-1]
+
+
+def convert(
+    data: Any,
+    out: str | os.PathLike[str],
+    *,
+    separator: str | None = None,
+    names: Sequence[str] | None = None,
+    overwrite: bool = False,
+    progress: Progress | None = None,
+) -> tuple[int, int]:
+    """Write the rows of a file to a .parquet, .arrow or .csv file, which appears whole or not at all.
+
+    Some rows are in memory at a time. Columns of CSV become Int64 or Float64 if they are numeric and every row agrees.
+
+    Returns:
+        How many rows and columns were written.
+    """
+    target = Path(out)
+    check_free(target, list(SINKS), overwrite=overwrite)
+    source = open_source(data, separator=separator, names=names)
+    present = source.names()
+    nested = [name for name, dtype in source.frame.collect_schema().items() if dtype.is_nested()]
+    if nested and target.suffix == ".csv":
+        raise DataError(f"CSV cannot hold lists and vectors, as {', '.join(nested[:5])} do. Write .parquet or .arrow.")
+    tell = progress or (lambda *_: None)
+    rows, types = _types(source, tell) if source.text else (source.frame.select(pl.len()).collect().item(), {})
+    typed = source.frame.with_columns([_present(name).cast(dtype) for name, dtype in types.items() if dtype != pl.String])
+    _sink(_counted(typed, rows, tell), target, source)
+    return rows, len(present)
+
+
+def check_free(path: Path, endings: Sequence[str], *, overwrite: bool) -> None:
+    """Refuse to write where a file is already, or cannot be."""
+    if path.suffix not in endings:
+        raise DataError(f"Expected a new file that ends in {' or '.join(endings)}, but found {str(path)!r}.")
+    if not path.parent.is_dir():
+        raise DataError(f"There is no folder {path.parent} for {path.name}. Make it first.")
+    if path.is_dir() or (path.exists() and not overwrite):
+        raise DataError(
+            f"{path} is there already. Name another file{'' if path.is_dir() else ', or overwrite it (overwrite=True, --force)'}."
+        )
+
+
+def _types(source: Source, tell: Progress) -> tuple[int, dict[str, pl.DataType]]:
+    """How many rows there are, and the types of numeric columns, by all rows."""
+    sample = source.head(SAMPLE_ROWS)
+    columns = infer(sample, sample.columns, text=True).items()
+    types: dict[str, pl.DataType] = {name: pl.Int64() for name, column in columns if column.kind == "numeric"}
+    bytes_read = sum(file.stat().st_size * (4 if file.suffix in PACKED else 1) for file in source.files)
+    expected = int(bytes_read * len(sample) / len(sample.write_csv().encode()))
+    rows = 0
+    for block in source.blocks(sample.columns):
+        present = block.select([_present(name) for name in types])
+        types = {name: _narrowest(present[name].drop_nulls(), so_far) for name, so_far in types.items()}
+        rows += len(block)
+        tell("finding types", rows, max(rows, expected))
+    return rows, types
+
+
+def _narrowest(text: pl.Series, so_far: pl.DataType) -> pl.DataType:
+    """Int64, Float64 or String: what holds this text, and what came before, without loss."""
+    if so_far == pl.Int64 and not text.cast(pl.Int64, strict=False).null_count():
+        return so_far
+    too_long = text.str.contains(r"^[+-]?\d{16,}$").any()  # an id, of which a float would lose digits
+    return pl.String() if so_far == pl.String or too_long or text.cast(pl.Float64, strict=False).null_count() else pl.Float64()
+
+
+def _counted(frame: pl.LazyFrame, rows: int, tell: Progress) -> pl.LazyFrame:
+    """The same rows, told about as they pass."""
+    done = 0
+
+    def count(block: pl.DataFrame) -> pl.DataFrame:
+        nonlocal done
+        done += len(block)
+        tell("writing", done, rows)
+        return block
+
+    return frame.map_batches(count, streamable=True)
+
+
+def _sink(frame: pl.LazyFrame, target: Path, source: Source) -> None:
+    temporary = target.with_name(f".{target.name}.{uuid4().hex}")
     try:
-        kind = infer(given.head(SAMPLE_ROWS).to_frame(), [name], text=source.text)[name].kind
-        return _seen(_without_missing(given, text=source.text), kind, text=source.text)
+        SINKS[target.suffix](frame, temporary)
+        temporary.replace(target)
     except pl.exceptions.PolarsError as error:
-        raise DataError(f"Column {name!r} has values of type {given.dtype}, which cannot be compared. Leave it out.") from error
-
-
-def _seen(values: pl.Series, kind: Kind, *, text: bool) -> _Seen:
-    hashes = values.hash()
-    groups = hashes.alias("hash").to_frame().with_row_index("row")
-    first = groups.select(pl.col("row").min().over("hash")).to_series().to_numpy()
-    numbers = None if kind != "numeric" else values.to_physical().cast(pl.Float64, strict=False).to_numpy()
-    dtype = str(values.dtype).replace("shape=", "").replace("(", " ").replace(",)", "").replace(")", "").replace(",", "")
-    if text:
-        whole = kind == "numeric" and values.cast(pl.Int64, strict=False).null_count() == values.null_count()
-        dtype = "Int64" if whole else "Float64" if kind == "numeric" else "String"
-    return _Seen(values, kind, dtype, hashes, first, numbers)
-
-
-def _without_missing(given: pl.Series, *, text: bool) -> pl.Series:
-    if given.dtype.is_float():
-        return given.fill_nan(None)
-    if not text:
-        return given
-    stripped = given.str.strip_chars()
-    return pl.select(pl.when(~stripped.is_in(MISSING_TEXT)).then(stripped).alias(given.name)).to_series()
-
-
-@dataclass(frozen=True)
-class _Target:
-    """The label, the rows that teach a value's mean of it, and those that test it; drawn, since rows may come in pairs."""
-
-    name: str
-    label: Floats
-    teach: NDArray[np.int64]
-    test: NDArray[np.int64]
-
-    @classmethod
-    def read(cls, source: Source, roles: Roles) -> "_Target":
-        given = replace(source, frame=source.frame.select(selectors.by_name(roles.label))).head(2**62).to_series()
-        encoder = Label(roles, text=source.text)
-        values = given.to_frame().select(encoder.expression()).to_series()
-        label = encoder.read(values, given, lambda row: f"{source.name}, {source.row(row)}")[:, 0].astype(np.float64)
-        if roles.positive is not None and not label.any():
-            known = given.drop_nulls().unique().cast(pl.String).sort().to_list()
-            raise DataError(f"No row has {roles.label!r} = {roles.positive!r}. {nearest(str(roles.positive), known)}")
-        order = np.random.default_rng(0).permutation(len(label))
-        tested = min(SCORED, len(label) // 2)
-        return cls(roles.label, label, order[tested:], order[:tested])
-
-    @property
-    def seen(self) -> _Seen:
-        return _seen(pl.Series(self.label), "numeric", text=False)
+        raise explained(error, source) from error
+    finally:
+        temporary.unlink(missing_ok=True)

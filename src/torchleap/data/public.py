@@ -12,6 +12,7 @@ import urllib.error
 import urllib.request
 import zipfile
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from hashlib import md5
 from pathlib import Path
 from typing import Any, TypedDict, Unpack
@@ -214,10 +215,10 @@ def census_income(path: str | os.PathLike[str], *, width: int | None = None, **o
 def _cut(source: Source, share: float) -> tuple[Source, Source]:
     """The first rows and the last ones of a source."""
     first = int(int(source.frame.select(pl.len()).collect().item()) * share)
-    ends = source.frame.head(first), source.frame.slice(first)
+    head, tail = source.changed(lambda frame: frame.head(first)), source.changed(lambda frame: frame.slice(first))
     return (
-        Source(f"{source.name} (first rows)", ends[0], source.text, source.files, source.lines_before, source.separator),
-        Source(f"{source.name} (last rows)", ends[1], source.text, source.files, source.lines_before + first, source.separator),
+        replace(head, name=f"{source.name} (first rows)"),
+        replace(tail, name=f"{source.name} (last rows)", lines_before=source.lines_before + first),
     )
 
 

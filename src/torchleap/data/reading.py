@@ -103,7 +103,7 @@ def read_sources(
         change: What to do with every source before its columns are looked at, with a name that the cache knows it by.
     """
     if change is not None:
-        sources = [replace(source, frame=change[1](source.frame)) for source in sources]
+        sources = [source.changed(change[1]) for source in sources]
     present = _common_names(sources)
     roles = _roles(present, label, threshold, positive, group, time, split, shares, seed)
     inputs = _inputs(present, only, drop, {label, *((time,) if time else ())})

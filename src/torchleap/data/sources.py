@@ -3,8 +3,8 @@
 import gzip
 import hashlib
 import os
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,7 @@ class Source:
         text: Every column holds text, as CSV does.
         files: Where the rows come from; none for a frame in memory.
         lines_before: Lines of a CSV file before its first row.
+        with_numbers: The same rows with some columns parsed as numbers, which is faster than as text; fails on other text.
     """
 
     name: str
@@ -35,6 +36,7 @@ class Source:
     files: tuple[Path, ...] = ()
     lines_before: int = 0
     separator: str = ","
+    with_numbers: Callable[[Sequence[str]], pl.LazyFrame] | None = None
 
     def names(self) -> list[str]:
         """The names of its columns."""
@@ -50,12 +52,16 @@ class Source:
         except (pl.exceptions.PolarsError, OSError) as error:
             raise explained(error, self) from error
 
-    def blocks(self, expressions: Sequence[pl.Expr]) -> Iterator[pl.DataFrame]:
-        """These expressions of all rows, in order, some rows at a time."""
+    def blocks(self, names: Sequence[str]) -> Iterator[pl.DataFrame]:
+        """These columns of all rows, in order, some rows at a time."""
         try:
-            yield from self.frame.select(expressions).collect_batches(chunk_size=BLOCK)
+            yield from self.frame.select(names).collect_batches(chunk_size=BLOCK)
         except (pl.exceptions.PolarsError, OSError) as error:
             raise explained(error, self) from error
+
+    def changed(self, change: Callable[[pl.LazyFrame], pl.LazyFrame]) -> "Source":
+        """The same source with something done to its columns."""
+        return replace(self, frame=change(self.frame), with_numbers=None)
 
     def row(self, number: int) -> str:
         """How to call a row, counted from 0, in a message."""
@@ -139,17 +145,20 @@ def _open_csv(path: Path, files: tuple[Path, ...], separator: str | None, names:
     width = len(first.split(separator))
     if names is not None and len(names) != width:
         raise DataError(f"{files[0]}: expected the {len(names)} given names, but its first line has {width} columns.")
-    frame = pl.scan_csv(
-        list(files),
-        separator=separator,
-        has_header=names is None,
-        infer_schema=False,  # all text: what is no number is then found with its row
-        **({} if names is None else {"schema": dict.fromkeys(names, pl.String)}),  # type: ignore[arg-type]
-    )
-    source = Source(str(path), frame, text=True, files=files, lines_before=int(names is None), separator=separator)
+
+    def scan(numbers: Sequence[str] = ()) -> pl.LazyFrame:
+        return pl.scan_csv(
+            list(files),
+            separator=separator,
+            has_header=names is None,
+            infer_schema=False,  # all text: what is no number is then found with its row
+            schema_overrides=dict.fromkeys(numbers, pl.Float64),
+            new_columns=names,
+        )
+
+    source = Source(str(path), scan(), True, files, int(names is None), separator, scan)
     if f"{separator} " in first:  # as the older sets of UCI have it
-        frame = frame.select(pl.all().str.strip_chars().name.map(str.strip))
-        source = Source(str(path), frame, True, files, source.lines_before, separator)
+        return source.changed(lambda frame: frame.select(pl.all().str.strip_chars().name.map(str.strip)))
     return source
 
 
