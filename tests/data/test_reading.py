@@ -5,6 +5,7 @@ import json
 import subprocess
 import sys
 import threading
+from datetime import date, datetime
 
 import numpy as np
 import polars as pl
@@ -375,6 +376,28 @@ def test_vectors_of_two_lengths_and_infinite_ones_are_refused():
 
 def test_a_column_that_nobody_can_read_is_refused():
     refuse("holds Struct.*drop=\\['s'\\]", log().with_columns(pl.struct("age", "price").alias("s")))
+    refuse("holds List.*drop=\\['s'\\]", log().with_columns(pl.concat_list(pl.concat_list("age")).reshape((-1, 1, 1)).arr.to_list().alias("s")))
+
+
+def test_every_plain_type_can_be_read():
+    frame = log().with_columns(
+        pl.Series("yes", [True, False, None] * 200),
+        (pl.lit(date(2024, 1, 1)) + pl.duration(days="age")).alias("day"),
+        (pl.lit(datetime(2024, 1, 1)) + pl.duration(hours="age")).alias("hour"),
+        pl.col("age").cast(pl.Decimal(10, 2)).alias("decimal"),
+        pl.col("age").cast(pl.UInt8).alias("small"),
+        pl.col("user").cast(pl.Categorical).alias("category"),
+        pl.col("tags").list.eval(pl.element().str.slice(1).cast(pl.Int64)).alias("numbers"),
+        pl.lit(None).alias("nothing"),
+    )
+    task = in_order(frame)
+    kinds = {column.name: column.column.kind for column in task.columns}
+    for name, kind in (("yes", "numeric"), ("day", "numeric"), ("hour", "numeric"), ("decimal", "numeric"), ("small", "numeric")):
+        assert kinds[name] == kind
+    assert torch.allclose(values_of(task, "hour"), values_of(task, "age"), atol=1e-5)
+    assert torch.equal(values_of(task, "category"), values_of(task, "user"))
+    assert kinds["numbers"] == "list"
+    assert task.columns[task.fields.index("nothing")].missing == 1.0
 
 
 def test_parts_without_rows_are_refused():

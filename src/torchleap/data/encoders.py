@@ -13,6 +13,7 @@ import polars as pl
 from numpy.typing import NDArray
 
 from ..errors import DataError
+from .codes import new_codes
 from .schema import MISSING_TEXT, Column, default_width
 
 MISSING, UNSEEN, FIRST = 0, 1, 2  # ids; a category's own follow
@@ -80,34 +81,22 @@ class Categories(Encoder):
 
     def __init__(self, column: Column, *, text: bool) -> None:
         super().__init__(column, text=text)
-        self.known = pl.Categories.random()  # grows block by block
-        self._anchor = pl.Series(dtype=pl.Categorical(self.known))  # polars forgets categories that no series refers to
-        self._count = 0  # of the categories so far
+        self.codes = new_codes()
 
     def expression(self) -> pl.Expr:
-        codes = pl.col(self.column.name).cast(pl.String).cast(pl.Categorical(self.known)).to_physical()
-        return (codes.cast(pl.Int32) + 1).fill_null(0).alias(self.column.name)
+        return self.codes.expression(pl.col(self.column.name).cast(pl.String))
 
     def read(self, values: pl.Series, given: pl.Series, place: Place) -> Array:
-        return self._counted(values.to_numpy().reshape(-1, 1))
-
-    def _counted(self, raw: Array) -> Array:
-        self._count = max(self._count, int(raw.max(initial=0)))
-        return raw
-
-    def values(self) -> pl.Series:
-        """The categories in the order of their raw codes, which begin at 1."""
-        codes = pl.Series(np.arange(self._count, dtype=np.uint32))
-        return codes.cat.to(pl.Categorical(self.known)).cast(pl.String)
+        return self.codes.read(values, given).reshape(-1, 1)
 
     def learn(self, chunks: Chunks, rows: int) -> Learnt:
-        counts = np.zeros(self._count + 1, dtype=np.int64)
+        counts = np.zeros(self.codes.count + 1, dtype=np.int64)
         filled = 0  # rows with a value
         for raw in chunks():
             counts += np.bincount(raw.ravel(), minlength=len(counts))
             filled += int((raw[:, 0] > 0).sum())
         vocabulary = (
-            pl.DataFrame({"value": self.values(), "count": counts[1:], "code": np.arange(1, len(counts), dtype=np.int32)})
+            pl.DataFrame({"value": self.codes.values(), "count": counts[1:], "code": np.arange(1, len(counts), dtype=np.int32)})
             .filter(pl.col("count") >= self.column.min_count)
             .sort(["count", "value"], descending=[True, False])
         )
@@ -165,14 +154,13 @@ class Lists(Categories):
 
     def read(self, values: pl.Series, given: pl.Series, place: Place) -> Array:
         lengths = values.list.len().fill_null(0).to_numpy().astype(np.int64)
-        filled = values.filter(pl.Series(lengths > 0)).explode().cast(pl.Categorical(self.known)).to_physical()
-        codes = filled.cast(pl.Int32).to_numpy() + 1
+        filled = values.filter(pl.Series(lengths > 0)).explode()
+        codes = self.codes.read(filled.to_frame("").select(self.codes.expression(pl.col("")))[""], filled)
         place_in_row = np.arange(len(codes)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
         row = np.repeat(np.arange(len(lengths)), lengths)
         fits = place_in_row < self.slots
         raw = np.zeros((len(lengths), self.slots), dtype=np.int32)
         raw[row[fits], place_in_row[fits]] = codes[fits]
-        self._counted(codes)
         return raw
 
     def learn(self, chunks: Chunks, rows: int) -> Learnt:
@@ -297,7 +285,8 @@ def encoder_for(column: Column, sample: pl.Series, *, text: bool) -> Encoder:
     """The encoder of a column's kind; checks that the column can be of that kind."""
     dtype = sample.dtype
     nested = isinstance(dtype, pl.List | pl.Array)
-    if isinstance(dtype, pl.Struct | pl.Object) or dtype == pl.Binary:
+    element = dtype.inner if isinstance(dtype, pl.List | pl.Array) else dtype
+    if isinstance(element, pl.Struct | pl.Object | pl.List | pl.Array) or element == pl.Binary:
         raise DataError(f"Column {column.name!r} holds {dtype}, which cannot be read. Leave it out: drop=[{column.name!r}].")
     if column.kind in ("list", "vector") and not nested and not column.separator:
         raise DataError(

@@ -204,29 +204,28 @@ def _read(source: Source, raws: Sequence[Raw], progress: Progress, expected_rows
 def _read_blocks(source: Source, raws: Sequence[Raw], progress: Progress, expected_rows: int) -> int:
     names = list(dict.fromkeys(raw.encoder.column.name for raw in raws))
     rows = 0
-    with ThreadPoolExecutor(1) as writer:  # writes a block while polars parses the next
-        written: Future[None] | None = None
+    with ThreadPoolExecutor(torch.get_num_threads()) as writers:  # write a block while polars parses the next
+        written: list[Future[None]] = []
         for block in source.blocks(names):
             computed = block.select([raw.encoder.expression().alias(str(number)) for number, raw in enumerate(raws)])
-            if written is not None:
-                written.result()
-            written = writer.submit(_append, source, raws, block, computed, rows)
+            for column in written:
+                column.result()
+            written = [writers.submit(_append, source, raw, block, computed[str(i)], rows) for i, raw in enumerate(raws)]
             rows += len(block)
             progress("reading", rows, max(rows, expected_rows))
-        if written is not None:
-            written.result()
+        for column in written:
+            column.result()
     if not rows:
         raise DataError(f"{source.name} has columns but no rows.")
     return rows
 
 
-def _append(source: Source, raws: Sequence[Raw], block: pl.DataFrame, computed: pl.DataFrame, start: int) -> None:
+def _append(source: Source, raw: Raw, block: pl.DataFrame, computed: pl.Series, start: int) -> None:
     def place(row: int) -> str:
         return f"{source.name}, {source.row(start + row)}"
 
-    for number, raw in enumerate(raws):
-        found = raw.encoder.read(computed[str(number)], block[raw.encoder.column.name], place)
-        raw.file.write(np.ascontiguousarray(found, dtype=raw.encoder.dtype).data)
+    found = raw.encoder.read(computed, block[raw.encoder.column.name], place)
+    raw.file.write(np.ascontiguousarray(found, dtype=raw.encoder.dtype).data)
 
 
 def _codes(rows: Sequence[int], raws: dict[str, Raw], roles: Roles) -> splits.Codes:
@@ -238,7 +237,7 @@ def _codes(rows: Sequence[int], raws: dict[str, Raw], roles: Roles) -> splits.Co
     elif roles.split == "group":
         encoder = raws["group"].encoder
         assert isinstance(encoder, Categories)
-        hashes = np.concatenate([np.zeros(1, np.uint64), stable_hash(encoder.values())])
+        hashes = np.concatenate([np.zeros(1, np.uint64), stable_hash(encoder.codes.values())])
         groups = np.concatenate([raw[:, 0] for raw in raws["group"].chunks()])
         codes = splits.by_group(hashes, groups, roles.shares, roles.seed)
     elif roles.split == "order":

@@ -105,7 +105,7 @@ def inspect(
     _check(present, label, threshold, positive, rows)
     taken, length, all_rows = _first_rows(source, rows)
     target = None if label is None else _read_label(taken, label, threshold, positive)
-    known = {} if target is None else {_Seen(target, "numeric").identity(): target.name}
+    known = {} if label is None or target is None else {_Seen(label, target, "numeric").identity(): label}
     facts = []
     for number, name in enumerate(present, start=1):
         facts.append(_facts(_see(taken, name), taken, target, known))
@@ -139,7 +139,8 @@ def _first_rows(source: Source, rows: int) -> tuple[Source, int, bool]:
 class _Seen:
     """A column as it is looked at: its values, with null where they are missing."""
 
-    values: pl.Series
+    name: str
+    values: pl.Series  # without a name, which polars might take for a pattern
     kind: Kind
 
     @cached_property
@@ -164,6 +165,11 @@ class _Seen:
     def numbers(self) -> pl.Series:
         return self.values.to_physical().cast(pl.Float64, strict=False)
 
+    @property
+    def is_measured(self) -> bool:
+        """Whether it holds fractions, which seldom repeat."""
+        return self.kind == "numeric" and bool((self.numbers % 1 != 0).any())
+
     def identity(self) -> bytes:
         """Equal for columns that are the same up to the names of their values."""
         # where no value but the most common one repeats, as with measured numbers, any two columns are renamings
@@ -178,8 +184,8 @@ def _column(source: Source, name: str) -> pl.Series:
 def _see(source: Source, name: str) -> _Seen:
     given = _column(source, name)
     kind = infer(given.head(SAMPLE_ROWS).to_frame(), [name], text=source.text)[name].kind
-    values = given.to_frame().select(_present(name)).to_series() if source.text else given
-    return _Seen(values.fill_nan(None) if values.dtype.is_float() else values, kind)
+    values = (given.to_frame().select(_present(name)).to_series() if source.text else given).alias("")
+    return _Seen(name, values.fill_nan(None) if values.dtype.is_float() else values, kind)
 
 
 def _present(name: str) -> pl.Expr:
@@ -192,7 +198,7 @@ def _read_label(source: Source, name: str, threshold: float | None, positive: st
     roles = Roles(name, threshold, positive, group=None, time=None, split="order", shares=(1, 0, 0), seed=0)
     given, encoder = _column(source, name), Label(roles, text=source.text)
     values = given.to_frame().select(encoder.expression()).to_series()
-    label = encoder.read(values, given, lambda row: f"{source.name}, {source.row(row)}")[:, 0]
+    label = encoder.read(values, given, lambda row: f"{source.name}, {source.row(row)}")[:, 0].astype(np.float64)
     if positive is not None and not label.any():
         known = given.drop_nulls().unique().cast(pl.String).sort().to_list()
         raise DataError(f"No row has {positive!r} in {name!r}. {nearest(str(positive), known)}")
@@ -220,13 +226,13 @@ def _auc(label: Floats, scores: Floats) -> float:
 
 def _facts(seen: _Seen, source: Source, target: pl.Series | None, known: dict[bytes, str]) -> ColumnFacts:
     values, row = seen.values, int(seen.counts.argmax())
-    is_label = target is not None and target.name == values.name
+    is_label = target is not None and target.name == seen.name
     notes = (*_shape_notes(seen), *_value_notes(seen, source), *_twin_notes(seen, None if is_label else target, known))
     value = values[row].to_list() if isinstance(values[row], pl.Series) else values[row]
     kind = "label" if is_label else seen.kind
     missing, common = values.null_count() / len(values), float(seen.counts[row] / len(values))
     shown = None if value is None else str(value)
-    return ColumnFacts(values.name, kind, _dtype(seen, text=source.text), missing, seen.distinct, common, shown, notes)
+    return ColumnFacts(seen.name, kind, _dtype(seen, text=source.text), missing, seen.distinct, common, shown, notes)
 
 
 def _dtype(seen: _Seen, *, text: bool) -> str:
@@ -238,12 +244,12 @@ def _dtype(seen: _Seen, *, text: bool) -> str:
 
 def _shape_notes(seen: _Seen) -> Iterator[str]:
     """Whether there are too few or too many values."""
-    rows, missing, most, dtype = len(seen.values), seen.values.null_count(), int(seen.counts.max()), seen.values.dtype
+    rows, missing, most = len(seen.values), seen.values.null_count(), int(seen.counts.max())
     if most == rows:
         yield "all missing" if missing else "constant"
     elif most >= DEFAULT * rows:
         yield f"{_percent(most / rows)} {'missing' if most == missing else 'default'}"
-    elif seen.distinct == rows and not dtype.is_float() and not dtype.is_nested():  # measured numbers seldom repeat
+    elif seen.distinct == rows and not seen.values.dtype.is_nested() and not seen.is_measured:
         yield "a value of its own in every row"
 
 
@@ -267,11 +273,11 @@ def _twin_notes(seen: _Seen, target: pl.Series | None, known: dict[bytes, str]) 
     """Whether the label or another column is the same, or nearly."""
     if np.count_nonzero(seen.counts) < 2:
         return
-    twin = known.setdefault(seen.identity(), seen.values.name)
+    twin = known.setdefault(seen.identity(), seen.name)
     if target is not None and twin == target.name:
         yield f"same as the label {twin!r}"
         return
-    if twin != seen.values.name:
+    if twin != seen.name:
         yield f"same as {twin!r}"
     if target is not None and (found := _auc_of(seen, target.to_numpy())) >= LEAK:
         yield f"tells the label: AUC {found:.3f}"

@@ -14,6 +14,7 @@ import tempfile
 from pathlib import Path
 
 HERE = Path(__file__).parent
+SOURCES = [HERE / "kernel.c", HERE.parent / "data" / "codes.c"]
 FLAGS = ["-std=gnu11", "-O3", "-shared", "-fPIC", "-pthread", "-fopenmp-simd"]
 # Sums may be reordered, as vectors need; NaN, infinity and everything else stay as they are.
 FLAGS += ["-fno-math-errno", "-fno-trapping-math", "-fassociative-math", "-fno-signed-zeros"]
@@ -58,7 +59,7 @@ def _compile(compiler: list[str], flags: list[str], target: Path) -> Path:
     handle, name = tempfile.mkstemp(suffix=".so", dir=target.parent)
     os.close(handle)
     try:
-        command = [*compiler, *FLAGS, *flags, str(HERE / "kernel.c"), "-o", name, "-lm"]
+        command = [*compiler, *FLAGS, *flags, *map(str, SOURCES), "-o", name, "-lm"]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:
             raise OSError(f"{shlex.join(command)} failed: {done.stderr.strip()[:500]}")
