@@ -19,8 +19,8 @@ from torch.utils._pytree import tree_leaves, tree_map
 from ..errors import SurgeryError
 from ..sites import Call, as_call
 from ..surgery import Plan
-from ..surgery.plan import difference, tolerance
-from ..surgery.trace import batch_rows, in_eval, run
+from ..surgery.compare import alike, difference
+from ..surgery.examples import batch_rows, in_eval, run
 
 
 def to_program(model: nn.Module, path: str | os.PathLike[str], example: Any) -> None:
@@ -99,11 +99,11 @@ def _write_checked(model: nn.Module, target: Path, call: Call, write: Callable[[
             raise SurgeryError(f"{type(model).__name__} cannot be exported to {target.name}: {lines[0]}") from error
         for batch in _random_batches(call):
             expected = run(model, batch)
-            apart = difference(tree_leaves(program(batch)), tree_leaves(expected))
-            if apart > tolerance(expected):
+            found, expected = tree_leaves(program(batch)), tree_leaves(expected)
+            if not alike(found, expected):
                 raise SurgeryError(
-                    f"{target.name} differs from the model by {apart:.2g} on {batch_rows(batch)} random rows, so it was not "
-                    "written. Does the model do something else for other numbers of rows?"
+                    f"{target.name} differs from the model by {difference(found, expected):.2g} on {batch_rows(batch)} random "
+                    "rows, so it was not written. Does the model do something else for other numbers of rows?"
                 )
         for file in Path(folder).iterdir():
             file.replace(target.parent / file.name)

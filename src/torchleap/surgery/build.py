@@ -4,39 +4,41 @@ It is of a class derived from the model's own, so that its other methods, isinst
 """
 
 import copy
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, fx, nn
+from torch.utils._pytree import tree_leaves
 
+from ..errors import SurgeryError
 from ..sites import hooks_of
-from .rewrite import Rewrite
+
+if TYPE_CHECKING:
+    from .rewrite import Rewrite
 
 
-def build(model: nn.Module, rewritten: Rewrite, *, share: bool = False) -> nn.Module:
+def build(model: nn.Module, rewritten: "Rewrite", *, share: bool = False) -> nn.Module:
     """Copy the model, without copying what goes.
 
     Args:
         share: Don't copy what stays either: a look at the new model, to run and to count, that costs no memory.
     """
     writer = rewritten.writer
-    tensors = (*model.parameters(), *model.buffers()) if share else ()
-    memo: dict[int, Any] = {id(tensor): tensor for tensor in tensors}
+    memo = memo_of(model, share=share)
     for path, tensor in writer.parameters.items():
-        old = _find(model, path)
+        old = find(model, path)
         if old is not None:
             new = nn.Parameter(tensor, old.requires_grad) if isinstance(old, nn.Parameter) else tensor
             memo[id(old)] = new
     for old in gone(model, rewritten).values():
         memo[id(old)] = nn.Parameter(old.new_empty(0), requires_grad=False) if isinstance(old, nn.Parameter) else old.new_empty(0)
-    small = copy.deepcopy(model, memo)
-    for module, hook in list(hooks_of(small)):
-        hook.release(module)
+    small = without_gates(model, memo)
     _remove(small, rewritten)
     for path, tensor in writer.parameters.items():
-        if _find(model, path) is None:  # a bias is created where there was none
+        if find(model, path) is None:  # a bias is created where there was none
             parent, _, name = path.rpartition(".")
-            small.get_submodule(parent).register_parameter(name, nn.Parameter(tensor))
+            layer: Any = small.get_submodule(parent)
+            layer.register_parameter(name, nn.Parameter(tensor, layer.weight.requires_grad))
     for path, attributes in writer.attributes.items():
         for name, value in attributes.items():
             setattr(small.get_submodule(path), name, value)
@@ -46,7 +48,31 @@ def build(model: nn.Module, rewritten: Rewrite, *, share: bool = False) -> nn.Mo
     return small
 
 
-def gone(model: nn.Module, rewritten: Rewrite) -> dict[str, Tensor]:
+def memo_of(model: nn.Module, *, share: bool) -> dict[int, Any]:
+    """What copy.deepcopy need not copy, or cannot: tensors that are shared, and results that the model has kept."""
+    tensors = (*model.parameters(), *model.buffers())
+    memo: dict[int, Any] = {id(tensor): tensor for tensor in tensors} if share else {}
+    for leaf in tree_leaves([vars(module) for module in model.modules()]):
+        if isinstance(leaf, Tensor) and not leaf.is_leaf:
+            memo[id(leaf)] = leaf.detach().clone()
+    return memo
+
+
+def without_gates(model: nn.Module, memo: dict[int, Any]) -> nn.Module:
+    """A copy of the model that is not attached."""
+    try:
+        small = copy.deepcopy(model, memo)
+    except Exception as error:
+        raise SurgeryError(
+            f"pruning makes a new model, but {type(model).__name__} cannot be copied: {error}. Set the attribute that cannot be "
+            "copied to None before pruning, or give its class a __deepcopy__"
+        ) from error
+    for module, hook in list(hooks_of(small)):
+        hook.release(module)
+    return small
+
+
+def gone(model: nn.Module, rewritten: "Rewrite") -> dict[str, Tensor]:
     """Parameters and buffers that only removed layers hold."""
     layers = {id(model.get_submodule(path)) for path in rewritten.layers}
     removed: dict[str, Tensor] = {}
@@ -68,36 +94,46 @@ def gone(model: nn.Module, rewritten: Rewrite) -> dict[str, Tensor]:
 
 
 def as_pruned(model: nn.Module, plan: Any, graph: fx.Graph | None) -> nn.Module:
-    """Make a model remember its plan, and give it a forward() that is written from a graph."""
-    name = f"Pruned{type(model).__name__.removeprefix('Pruned')}"
-    members: dict[str, Any] = {"pruned_graph": graph, "pruned_plan": plan, "__reduce__": _reduce}
-    if graph is not None:
-        stubs: dict[str, Any] = {str(node.target): nn.Identity() for node in graph.nodes if node.op == "call_module"}
-        stubs |= {str(node.target): torch.empty(0) for node in graph.nodes if node.op == "get_attr"}
-        code = fx.GraphModule({**stubs, "training": False}, copy.deepcopy(graph))
+    """Make a model remember its plan, and give it a forward() that is written from a graph.
+
+    Without a graph it keeps the forward() that it has: the user's, or the one of an earlier pruning.
+    """
+    kind: Any = type(model)
+    base = next(c for c in kind.__mro__ if "pruned_plan" not in vars(c))
+    written = graph if graph is not None else getattr(kind, "pruned_forward", None)
+    members = {"pruned_graph": graph, "pruned_forward": written, "pruned_plan": plan, "__reduce__": _reduce}
+    if written is not None:
+        stubs: dict[str, Any] = {str(node.target): nn.Identity() for node in written.nodes if node.op == "call_module"}
+        stubs |= {str(node.target): torch.empty(0) for node in written.nodes if node.op == "get_attr"}
+        code = fx.GraphModule({**stubs, "training": False}, copy.deepcopy(written))
         members["forward"] = type(code).forward
-    model.__class__ = type(name, (type(model),), members)
+    model.__class__ = type(f"Pruned{base.__name__}", (base,), members)
     return model
 
 
 def _reduce(model: nn.Module) -> Any:
     """Copies and pickles of a pruned model: the class is made anew."""
     kind: Any = type(model)
-    return rebuild, (kind.__mro__[1], kind.pruned_plan, kind.pruned_graph), model.__dict__
+    base = next(c for c in kind.__mro__ if "pruned_plan" not in vars(c))
+    return rebuild, (base, kind.pruned_plan, kind.pruned_graph, kind.pruned_forward), model.__dict__
 
 
-def rebuild(base: type[nn.Module], plan: Any, graph: fx.Graph | None) -> nn.Module:
+def rebuild(base: type[nn.Module], plan: Any, graph: fx.Graph | None, written: fx.Graph | None = None) -> nn.Module:
     """An empty pruned model; its state follows."""
-    return as_pruned(base.__new__(base), plan, graph)
+    model = base.__new__(base)
+    if graph is None and written is not None:
+        model = as_pruned(model, None, written)
+    return as_pruned(model, plan, graph)
 
 
-def _find(model: nn.Module, path: str) -> Tensor | None:
+def find(model: nn.Module, path: str) -> Tensor | None:
+    """The parameter, buffer or other tensor of this name."""
     parent, _, name = path.rpartition(".")
     found = getattr(model.get_submodule(parent), name, None)
     return found if isinstance(found, Tensor) else None
 
 
-def _remove(small: nn.Module, rewritten: Rewrite) -> None:
+def _remove(small: nn.Module, rewritten: "Rewrite") -> None:
     layers = {id(small.get_submodule(path)) for path in rewritten.layers}
     for module in list(small.modules()):
         for name, child in list(module._modules.items()):

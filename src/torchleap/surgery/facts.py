@@ -6,7 +6,7 @@ is what remains of the model.
 """
 
 import operator
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,6 +14,11 @@ import torch
 from torch import Tensor, fx, nn
 
 from .trace import Trace
+
+SPLITS: set[Any] = {  # whose parts are elements of the same rows
+    *("split", "chunk", "unbind", "tensor_split", "split_with_sizes"),
+    *(torch.split, torch.chunk, torch.unbind, torch.tensor_split, torch.split_with_sizes),
+}
 
 
 @dataclass(frozen=True)
@@ -72,8 +77,7 @@ class View:
     shift: Tensor  # (D,)
     facts: dict[fx.Node, Facts] = field(default_factory=dict)
     wanted: dict[fx.Node, Any] = field(default_factory=dict)  # a mask over one row; True for what has no rows
-    calls: dict[str, int] = field(default_factory=dict)  # how often the graph uses a layer or a parameter
-    tied: set[int] = field(default_factory=set)  # parameters that several layers hold
+    uses: Mapping[int, int] = field(default_factory=dict)  # how often the graph uses a parameter or buffer, by its id
 
     def is_rows(self, node: Any) -> bool:
         """Whether it is a node with the batch as its first dimension."""
@@ -98,23 +102,32 @@ class View:
             self.wanted[node] = True
         else:
             before = self.wanted.get(node)
-            mask = torch.ones(self.trace.shape(node), dtype=torch.bool) if mask is True else mask
+            whole = mask is True or node in self.trace.varying  # of what has no fixed length, no part can be named
+            mask = torch.ones(self.trace.shape(node), dtype=torch.bool) if whole else mask
             self.wanted[node] = mask if before is None else mask | before
 
     def row_sources(self, node: fx.Node) -> list[fx.Node]:
         """The inputs that have the batch as their first dimension; of a part of a split, what was split."""
-        sources = [source for source in node.all_input_nodes if self.is_rows(source)]
-        if not sources and node.target is operator.getitem and self.trace.kinds[node.all_input_nodes[0]] == "other":
-            return self.row_sources(node.all_input_nodes[0])
-        return sources
+        split = self.split_of(node)
+        return [source for source in (split or node).all_input_nodes if self.is_rows(source)]
+
+    def split_of(self, node: fx.Node) -> fx.Node | None:
+        """The split that a node is a part of."""
+        split = node.args[0] if node.target is operator.getitem and isinstance(node.args[1], int) else None
+        if not isinstance(split, fx.Node) or split.target not in SPLITS or len(split.all_input_nodes) != 1:
+            return None
+        place = 1 if getattr(split.target, "__name__", split.target) == "unbind" else 2
+        dim = split.args[place] if len(split.args) > place else split.kwargs.get("dim", 0)
+        rank = self.trace.values[split.all_input_nodes[0]].dim()
+        return split if isinstance(dim, int) and dim % rank and self.is_rows(split.all_input_nodes[0]) else None
 
     def is_carrier(self, node: fx.Node) -> bool:
         """Whether it is a layer that does nothing in eval()."""
         return type(self.trace.module(node)) in (nn.Dropout, nn.Identity)
 
-    def uncut(self, path: str, *parameters: Tensor | None) -> bool:
-        """Whether a layer or parameter must stay as it is, because others use it as well."""
-        return self.calls.get(path, 0) > 1 or any(id(parameter) in self.tied for parameter in parameters)
+    def uncut(self, *tensors: Tensor | None) -> bool:
+        """Whether any of these must stay as it is, because the model uses it more than once."""
+        return any(self.uses.get(id(tensor), 0) > 1 for tensor in tensors)
 
     def evaluate(self, node: fx.Node, arrays: dict[fx.Node, Tensor]) -> Tensor:
         """Run one operation on arrays that stand for one row each, and return one row of the result."""

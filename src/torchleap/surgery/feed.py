@@ -5,7 +5,8 @@ them go nevertheless, where running an example shows that they fill dropped colu
 """
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -14,8 +15,9 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from ..gates import LeAP
-from ..sites import Call, Site, find_module, hooks_of
-from .trace import in_eval
+from ..sites import Call, Site, find_module
+from .build import memo_of, without_gates
+from .examples import fresh, in_eval
 
 CHILD = "pruned"  # the constants' name in the layer that holds them
 
@@ -44,14 +46,26 @@ class NoTable(nn.Module):
 
     def __init__(self, table: Any) -> None:
         super().__init__()
+        for name in _SETTINGS:
+            if hasattr(table, name):
+                setattr(self, name, getattr(table, name))
         self.width = table.embedding_dim
         self.pools = isinstance(table, nn.EmbeddingBag)
+        self.without_last = getattr(table, "include_last_offset", False)
         self.register_buffer("zero", table.weight.new_zeros(()), persistent=False)
 
-    def forward(self, ids: Tensor, offsets: Tensor | None = None, per_sample_weights: Tensor | None = None) -> Tensor:
-        """Zeros of the shape that the table would return."""
-        shape = ids.shape if not self.pools else ids.shape[:1] if offsets is None else offsets.shape
-        return self.zero.expand(*shape, self.width)
+    def forward(self, input: Tensor, offsets: Tensor | None = None, per_sample_weights: Tensor | None = None) -> Tensor:  # noqa: A002
+        """Zeros of the shape that the table would return; the arguments are called as the table's."""
+        shape: tuple[int, ...] = tuple(input.shape)
+        if self.pools:
+            shape = shape[:1] if offsets is None else (offsets.shape[0] - self.without_last,)
+        return self.zero.repeat(*shape, self.width)
+
+
+_SETTINGS = (
+    *("num_embeddings", "embedding_dim", "padding_idx", "max_norm", "norm_type", "scale_grad_by_freq", "sparse"),
+    *("mode", "include_last_offset"),
+)
 
 
 class Fed:
@@ -97,64 +111,92 @@ class Fed:
         return {**value, **fed}
 
 
-def feed(model: nn.Module, gates: LeAP, sites: tuple[Site, ...], scale: Tensor, shift: Tensor, example: Call) -> nn.Module:
-    """A copy of the model that is fed constants."""
+def feed(
+    model: nn.Module, gates: LeAP, sites: tuple[Site, ...], affine: tuple[Tensor, Tensor], *, share: bool = False
+) -> nn.Module:
+    """A copy of the model that is fed constants.
+
+    Args:
+        affine: What the gates do to each column, scale * x + shift.
+        share: Don't copy the weights: a look at the new model, to run and to count, that costs no memory.
+    """
     fields = gates.arriving_fields()
-    small = copy.deepcopy(model)
-    for module, hook in list(hooks_of(small)):
-        hook.release(module)
-    constants = Feed(scale, shift)
+    small = without_gates(model, memo_of(model, share=share))
+    constants = Feed(*affine)
     for site in sites:
         module = find_module(small, site.at)
         module.get_submodule(".".join(site.home)).add_module(CHILD, constants)
         whole = site.columns or slice(0, fields.dims)
         inside = [n for n in fields.names if whole.start <= fields.columns(n).start and fields.columns(n).stop <= whole.stop]
         Fed(copy.copy(site), {name: fields.columns(name) for name in inside}, whole).hold(module)
-    for path in unread_tables(small, constants, example):
-        table, absent = small.get_submodule(path), NoTable(small.get_submodule(path))
-        for name, child in table.named_children():  # the constants may sit here
-            absent.add_module(name, child)
-        small.set_submodule(path, absent)
     return small
 
 
-def unread_tables(small: nn.Module, constants: Feed, example: Call) -> list[str]:
+def remove_tables(small: nn.Module, paths: list[str]) -> None:
+    """Take these tables out of a model that is fed constants."""
+    for path in paths:
+        table, absent = small.get_submodule(path), NoTable(small.get_submodule(path))
+        for name, child in table.named_children():  # the constants may sit here
+            absent.add_module(name, child)
+        for hook in table._forward_hooks.values():
+            absent.register_forward_hook(hook)
+        small.set_submodule(path, absent)
+
+
+@contextmanager
+def poisoned(small: nn.Module) -> Iterator[None]:
+    """Within this context removed tables return no zeros but nan, which shows wherever it is read."""
+    absent = [module for module in small.modules() if isinstance(module, NoTable)]
+    for module in absent:
+        module.zero.fill_(torch.nan)
+    try:
+        yield
+    finally:
+        for module in absent:
+            module.zero.zero_()
+
+
+def unread_tables(small: nn.Module, example: Call) -> list[str]:
     """Tables that, on the example, reach dropped columns of the gates and nothing else."""
     tables = {path: m for path, m in small.named_modules() if isinstance(m, nn.Embedding | nn.EmbeddingBag)}
+    (constants,) = {module for module in small.modules() if isinstance(module, Feed)}
     found: dict[str, list[Tensor]] = {path: [] for path in tables}
     dropped: list[Tensor] = []
-    read: list[Tensor] = []
+    kept: list[Tensor] = []
 
     def watch(module: nn.Module, args: Any, output: Tensor, found: list[Tensor]) -> Tensor:
         found.append(output.detach().requires_grad_())
         return found[-1] * 1  # no leaf, so that code may change it in place
 
-    def see(module: nn.Module, args: tuple[Tensor, int, int], output: Tensor) -> None:
-        kept = (constants.scale[args[1] : args[2]] != 0).reshape(output.shape[1:])
-        dropped.append(args[0] * ~kept)
-        read.append(output * kept)
+    def see(module: nn.Module, args: tuple[Tensor, int, int], output: Tensor) -> Tensor:
+        goes = (constants.scale[args[1] : args[2]] == 0).reshape(output.shape[1:])
+        dropped.append(args[0] * goes)
+        kept.append(args[0] * ~goes)
+        return output.detach()  # what is left of the way to the output goes past the gates
 
     handles = [module.register_forward_hook(partial(watch, found=found[path])) for path, module in tables.items()]
     handles.append(constants.register_forward_hook(see))
     try:
+        args, kwargs = fresh(example)
         with in_eval(small), torch.enable_grad():
-            read += tree_leaves(small(*example[0], **example[1]))
+            past = tree_leaves(small(*args, **kwargs))
     finally:
         for handle in handles:
             handle.remove()
     outputs = [tensor for tensors in found.values() for tensor in tensors]
-    in_dropped, in_read = _reached(dropped, outputs), _reached(read, outputs)
-    return [p for p, ts in found.items() if ts and all(id(t) in in_dropped and id(t) not in in_read for t in ts)]
+    in_dropped, in_kept = ({i for i, g in _gradients(probes, outputs).items() if g.any()} for probes in (dropped, kept))
+    read = in_kept | set(_gradients(past, outputs))  # a gradient of 0 may be another one on another batch
+    return [p for p, ts in found.items() if ts and all(id(t) in in_dropped and id(t) not in read for t in ts)]
 
 
-def _reached(probes: list[Any], tensors: list[Tensor]) -> set[int]:
-    """Which tensors have an influence on the probes."""
+def _gradients(probes: list[Any], tensors: list[Tensor]) -> dict[int, Tensor]:
+    """The gradient of the probes by each tensor that they are connected to, by the tensor's id."""
     dice = torch.Generator().manual_seed(0)
     total = torch.zeros((), dtype=torch.float64)
     for probe in probes:
         if isinstance(probe, Tensor) and probe.requires_grad:
             total = total + (probe.double().cpu() * torch.randn(probe.shape, generator=dice, dtype=torch.float64)).sum()
     if not tensors or not total.requires_grad:
-        return set()
+        return {}
     gradients = torch.autograd.grad(total, tensors, allow_unused=True, retain_graph=True)
-    return {id(t) for t, gradient in zip(tensors, gradients, strict=True) if gradient is not None and bool(gradient.any())}
+    return {id(tensor): gradient for tensor, gradient in zip(tensors, gradients, strict=True) if gradient is not None}

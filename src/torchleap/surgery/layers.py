@@ -20,7 +20,7 @@ class Layer(Opaque):
     def stays(self, node: fx.Node, view: View) -> bool:
         """Whether the weights must stay as they are: the layer is called twice, or shares them with another."""
         module = view.trace.module(node)
-        return module is not None and view.uncut(str(node.target), *module.parameters())
+        return module is not None and view.uncut(*module._parameters.values(), *module._buffers.values())
 
 
 class Linear(Layer):
@@ -40,10 +40,10 @@ class Linear(Layer):
         if node.op == "call_module":
             return super().applies(node, view)
         matrix = node.args[1] if len(node.args) > 1 else None
-        if not isinstance(matrix, fx.Node) or not view.is_rows(node.args[0]) or not view.is_fixed(matrix):
+        if not isinstance(matrix, fx.Node) or not view.is_fixed(matrix) or view.row_sources(node) != [node.args[0]]:
             return False
         path, value, _ = self.weight(node, view)
-        return matrix.op == "get_attr" and value.dim() == 2 and not view.uncut(path, value) and path not in view.trace.constants
+        return matrix.op == "get_attr" and value.dim() == 2 and not view.uncut(value) and path not in view.trace.constants
 
     def known(self, node: fx.Node, view: View) -> Facts:
         source = view.row_sources(node)[0]
@@ -239,7 +239,7 @@ class Bilinear(Opaque):
         module = view.trace.module(node)
         assert isinstance(module, nn.Bilinear)
         flat = all(view.is_rows(side) and len(view.trace.shape(side)) == 1 for side in node.args if isinstance(side, fx.Node))
-        return flat and len(node.args) == 2 and not view.uncut(str(node.target), *module.parameters())
+        return flat and len(node.args) == 2 and not view.uncut(*module._parameters.values())
 
     def write(self, node: fx.Node, writer: Writer) -> Written:
         module, path = writer.view.trace.module(node), str(node.target)
@@ -292,7 +292,7 @@ class Embedding(Opaque):
         assert isinstance(module, nn.Embedding)
         live = writer.view.live(node)
         looked_up = form_of(live.any(-1)) if live.dim() > 1 else None
-        stays = writer.view.uncut(path, module.weight) or module.max_norm is not None
+        stays = writer.view.uncut(module.weight) or module.max_norm is not None
         if looked_up is not None and not stays:
             self._drop_rows(node, writer, module, looked_up)
         new = writer.copy(node, lambda source: writer.plain_part(source, looked_up).node)
@@ -328,7 +328,7 @@ def _offsets(node: fx.Node, view: View, module: nn.Embedding) -> tuple[str, Tens
     if total.target not in (operator.add, torch.add, "add") or len(total.users) > 1 or len(total.all_input_nodes) != 2:
         return None
     found = [source for source in total.all_input_nodes if view.is_fixed(source) and source.op == "get_attr"]
-    if len(found) != 1 or str(found[0].target) in view.trace.constants or view.uncut(str(found[0].target)):
+    if len(found) != 1 or str(found[0].target) in view.trace.constants or view.uncut(view.trace.values[found[0]]):
         return None
     start = view.trace.values[found[0]].detach().cpu().flatten()
     rising = start.numel() == view.facts[total].const.numel() > 1 and int(start[0]) == 0 and bool((start.diff() > 0).all())
@@ -338,10 +338,12 @@ def _offsets(node: fx.Node, view: View, module: nn.Embedding) -> tuple[str, Tens
 class EmbeddingBag(Layer):
     """nn.EmbeddingBag: dropped dimensions leave the table."""
 
+    reads = None  # ids and offsets are copied as they are
+
     def applies(self, node: fx.Node, view: View) -> bool:
         module = view.trace.module(node)
         assert isinstance(module, nn.EmbeddingBag)
-        return not view.uncut(str(node.target), module.weight) and module.max_norm is None
+        return not view.uncut(module.weight) and module.max_norm is None
 
     def write(self, node: fx.Node, writer: Writer) -> Written:
         module, path = writer.view.trace.module(node), str(node.target)

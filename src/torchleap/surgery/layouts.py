@@ -68,6 +68,12 @@ class Layout(Opaque):
 class Reshape(Layout):
     """view, reshape, flatten, unsqueeze, ...: the order stays, so a part of the elements takes the shape of that part."""
 
+    reads = Layout.reads and Layout.reads | {"batch"}
+
+    def applies(self, node: fx.Node, view: View) -> bool:
+        by_chance = node.target in ("squeeze", torch.squeeze) and len(node.args) + len(node.kwargs) == 1  # a lone row goes too
+        return super().applies(node, view) and not by_chance
+
     def write_part(
         self, node: fx.Node, writer: Writer, source: fx.Node, held: Written, present: Tensor, form: Form | None
     ) -> Written:
@@ -80,23 +86,15 @@ class Reshape(Layout):
 class Pick(Layout):
     """A slice, an index, or one part of a split."""
 
-    def applies(self, node: fx.Node, view: View) -> bool:
-        return len(view.row_sources(node)) == 1 and (node.target is not operator.getitem or view.is_rows(node))
-
     def ask_other(self, source: fx.Node, view: View) -> None:
-        if view.trace.kinds[source] == "other":  # the split itself; of it the sizes may be computed
-            for argument in source.all_input_nodes:
-                if not view.is_rows(argument):
-                    view.want(argument)
-        else:
+        if view.is_fixed(source):  # else it is the split, which is written for each part of its input
             view.want(source)
 
     def write_whole(self, node: fx.Node, writer: Writer, source: fx.Node, held: Written) -> Written:
-        (first, *_) = node.all_input_nodes
-        if first is source:
+        split = writer.view.split_of(node)
+        if split is None:
             return writer.carry(node, {source: held}, None)
-        split = writer.copy_once(first, held.node)
-        part = writer.graph.call_function(operator.getitem, (split, node.args[1]))
+        part = writer.graph.call_function(operator.getitem, (writer.copy_once(split, held.node), node.args[1]))
         return writer.carry(node, {source: held}, None, part)
 
     def write_part(

@@ -2,12 +2,11 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Literal, get_args
 
 import torch
-from torch import Tensor, fx, nn
-from torch.utils._pytree import tree_leaves
-from torch.utils.flop_counter import FlopCounterMode
+from torch import fx, nn
 
 from ..errors import SurgeryError
 from ..gates import LeAP
@@ -15,22 +14,15 @@ from ..selection import Selection
 from ..sites import Call, Site
 from ..text import plural, table
 from .build import as_pruned, build
-from .feed import feed
+from .compare import alike, difference
+from .cuts import Cut, count, cuts_of, size, work
+from .examples import Examples, another, run, untouched
+from .feed import feed, poisoned, remove_tables, unread_tables
 from .rewrite import Rewrite, inputs_of_dropped, inputs_past_the_gates, rewrite
-from .trace import Trace, affine, batch_rows, in_eval, run, trace
+from .trace import Trace, affine, first_line, trace
 from .writer import Origin, runs_of
 
 Fill = Literal["mean", "zero"]
-
-
-@dataclass(frozen=True)
-class Cut:
-    """One layer or parameter, before and after."""
-
-    path: str
-    before: str
-    after: str
-    parameters: int  # fewer than before
 
 
 @dataclass(frozen=True)
@@ -82,94 +74,155 @@ class Plan:
 def prepare(
     model: nn.Module, gates: LeAP, sites: tuple[Site, ...], selection: Selection, example: Call, fill: Fill = "mean"
 ) -> tuple[Plan, Callable[[], nn.Module]]:
-    """Work out every cut and compare the pruned model, still on the old weights, with the masked one on the example.
+    """Work out every cut and compare the pruned model, still on the old weights, with the masked one.
 
     Returns the plan, and what makes the pruned model with weights of its own.
     """
     if fill not in get_args(Fill):
         raise SurgeryError(f"fill must be 'mean' or 'zero', but is {fill!r}.")
-    kept = torch.zeros(selection.fields.dims, dtype=torch.bool)
-    for name in selection.kept:
-        kept[selection.fields.columns(name)] = True
-    scale, shift = affine(gates, kept)
-    exact = _masked(model, gates, selection, example)
-    if fill == "zero":
-        shift = torch.where(kept.to(shift.device), shift, 0)
-    notes: list[str] = []
-    unread: list[Unread] = []
-    rewritten: Rewrite | None = None
-    try:
-        traced = trace(model, gates, sites, example, scale, shift)
-        rewritten = rewrite(traced, scale, shift)
-        expected = traced.output
-        trial = as_pruned(build(model, rewritten, share=True), None, rewritten.writer.graph)
-        if fill == "mean" and difference(expected, exact) > tolerance(exact):
-            raise SurgeryError("its traced graph computes something else than forward()")
+    with untouched(model):
+        return Surgery(model, gates, sites, selection, example, fill).prepare()
+
+
+@dataclass
+class Candidate:
+    """A way to make the pruned model.
+
+    Attributes:
+        make: Makes it; `share=True` leaves the weights where they are.
+        graph: Its forward(), if that is written anew.
+    """
+
+    make: Callable[[bool], nn.Module]
+    graph: fx.Graph | None = None
+    notes: tuple[str, ...] = ()
+    unread: tuple[Unread, ...] = ()
+    origins: dict[str, Origin] = field(default_factory=dict)
+
+
+class Surgery:
+    """One selection on one model: ways to make the pruned model are tried, the smallest first, until one is exact."""
+
+    def __init__(
+        self, model: nn.Module, gates: LeAP, sites: tuple[Site, ...], selection: Selection, example: Call, fill: Fill
+    ) -> None:
+        self.model = model
+        self.gates = gates
+        self.sites = sites
+        self.selection = selection
+        self.fill = fill
+        kept = torch.zeros(selection.fields.dims, dtype=torch.bool)
+        for name in selection.kept:
+            kept[selection.fields.columns(name)] = True
+        scale, shift = affine(gates, kept)
+        self.affine = (scale, shift if fill == "mean" else torch.where(kept.to(shift.device), shift, 0))
+        self.exact = self.masked(example)
+        self.examples = Examples.of(model, gates, example)
+        self.expected = self.expect()
+
+    def masked(self, example: Call) -> Any:
+        """What the model computes with the dropped fields at their means."""
+        with self.gates.masked(self.selection.kept):
+            return run(self.model, example)
+
+    def expect(self) -> list[tuple[Call, Any]]:
+        """Batches, each with what the pruned model should make of it: the example, and one that differs from it."""
+        reference: Callable[[Call], Any] = self.masked
+        if self.fill == "zero":
+            reference = partial(run, feed(self.model, self.gates, self.sites, self.affine, share=True))
+        expected = [(self.examples.once, reference(self.examples.once))]
+        other = another(self.examples)
+        try:
+            expected.append((other, reference(other)))
+        except Exception:  # a batch that the model does not take, such as one whose offsets are no longer in order
+            self.gates.passed = {}
+        return expected
+
+    def prepare(self) -> tuple[Plan, Callable[[], nn.Module]]:
+        """The plan, and what makes the model."""
+        reasons: list[str] = []
+        for attempt in (self.cut, self.fed_without_tables, self.fed):
+            try:
+                candidate = attempt()
+                trial = as_pruned(candidate.make(True), None, candidate.graph)
+                self.check(trial)
+                plan = self.plan(candidate, trial, reasons)
+            except Exception as error:  # whatever it is: the next way is simpler
+                reasons.append(first_line(error))
+            else:
+                return plan, partial(_make, candidate, plan)
+        raise SurgeryError(
+            f"Nothing was changed: {reasons[-1]}. Is the model deterministic in eval(), and can it be copied? If so, this is a "
+            "bug of torchleap; please report the model."
+        )
+
+    def cut(self) -> Candidate:
+        """Rewrite the graph of the model."""
+        traced = trace(self.model, self.gates, self.sites, self.examples, *self.affine)
+        rewritten = rewrite(traced, *self.affine)
         unread, still_read = _inputs(rewritten)
-        notes += [*rewritten.writer.notes, *_constants_fed(rewritten)]
+        notes = [*rewritten.writer.notes, *_constants_fed(rewritten)]
         if still_read:
             notes.append(f"Dropped, but still read past the gates: {', '.join(map(str, still_read))}.")
-    except SurgeryError as error:
-        notes.append(f"Nothing behind the gates is cut, constants are fed instead (exact): {error}.")
-        rewritten, trial = None, feed(model, gates, sites, scale, shift, example)
-        expected = run(trial, example) if fill == "zero" else exact
-    found = run(trial, example)
-    if difference(found, expected) > tolerance(expected):
-        raise SurgeryError(
-            f"The pruned model would differ from the masked one by {difference(found, expected):.2g} on the example, so nothing "
-            "was changed. Is the model deterministic in eval()? If so, this is a bug of torchleap; please report the model."
+        return Candidate(
+            make=lambda share: build(self.model, rewritten, share=share),
+            graph=rewritten.writer.graph,
+            notes=tuple(notes),
+            unread=tuple(unread),
+            origins=rewritten.writer.origins,
         )
-    change = difference(found, exact) if fill == "zero" else 0.0
-    if fill == "zero":
-        notes.append(f"Not exact: zeros in place of means change the output on the example by up to {change:.3g}. Fine-tune.")
-    plan = Plan(
-        selection=selection,
-        fill=fill,
-        cuts=tuple(_cuts(model, gates, trial)),
-        notes=tuple(dict.fromkeys(notes)),
-        unread=tuple(unread),
-        parameters=(_count(model) - gates.theta.numel(), _count(trial)),
-        bytes=(_bytes(model) - _bytes(gates), _bytes(trial)),
-        multiply_adds=(_work(model, example), _work(trial, example)),
-        means={name: shift[selection.fields.columns(name)].tolist() for name in selection.dropped},
-        change=change,
-        origins=rewritten.writer.origins if rewritten else {},
-    )
 
-    def make() -> nn.Module:
-        if rewritten is not None:
-            return as_pruned(build(model, rewritten), plan, rewritten.writer.graph)
-        return as_pruned(feed(model, gates, sites, scale, shift, example), plan, None)
+    def fed_without_tables(self) -> Candidate:
+        """Feed constants to the model as it is, and remove the tables that nothing reads any more."""
+        paths = unread_tables(self.fed().make(True), self.examples.once)
+        if not paths:
+            return self.fed()
 
-    return plan, make
+        def make(share: bool) -> nn.Module:
+            small = self.fed().make(share)
+            remove_tables(small, paths)
+            return small
+
+        return Candidate(make)
+
+    def fed(self) -> Candidate:
+        """Feed constants to the model as it is."""
+        return Candidate(lambda share: feed(self.model, self.gates, self.sites, self.affine, share=share))
+
+    def check(self, trial: nn.Module) -> None:
+        """Compare with what is expected; removed tables return nan, which hides nowhere."""
+        for batch, expected in self.expected:
+            with poisoned(trial):
+                found = run(trial, batch)
+            if not alike(found, expected):
+                raise SurgeryError(f"the pruned model would differ from the masked one by {difference(found, expected):.2g}")
+
+    def plan(self, candidate: Candidate, trial: nn.Module, reasons: list[str]) -> Plan:
+        """What is done, and what it saves."""
+        notes = list(candidate.notes)
+        if reasons:
+            notes.append(f"Nothing behind the gates is cut, constants are fed instead (exact): {reasons[0]}.")
+        change = difference(run(trial, self.examples.once), self.exact) if self.fill == "zero" else 0.0
+        if self.fill == "zero":
+            notes.append(f"Not exact: zeros in place of means change the output on the example by up to {change:.3g}. Fine-tune.")
+        fields, rows = self.selection.fields, self.examples.rows
+        return Plan(
+            selection=self.selection,
+            fill=self.fill,
+            cuts=tuple(cuts_of(self.model, self.gates, trial)),
+            notes=tuple(dict.fromkeys(notes)),
+            unread=candidate.unread,
+            parameters=(count(self.model) - self.gates.theta.numel(), count(trial)),
+            bytes=(size(self.model) - size(self.gates), size(trial)),
+            multiply_adds=(work(self.model, self.examples.once, rows), work(trial, self.examples.once, rows)),
+            means={name: self.affine[1][fields.columns(name)].tolist() for name in self.selection.dropped},
+            change=change,
+            origins=candidate.origins,
+        )
 
 
-def _masked(model: nn.Module, gates: LeAP, selection: Selection, example: Call) -> Any:
-    with gates.masked(selection.kept):
-        return run(model, example)
-
-
-def difference(found: Any, expected: Any) -> float:
-    """The largest difference between two outputs, infinite if they are not alike at all."""
-    ours, theirs = tree_leaves(found), tree_leaves(expected)
-    if len(ours) != len(theirs):
-        return float("inf")
-    largest = 0.0
-    for one, other in zip(ours, theirs, strict=True):
-        if isinstance(one, Tensor) and isinstance(other, Tensor):
-            if one.shape != other.shape:
-                return float("inf")
-            one, other = one.detach(), other.detach()
-            apart = (one.double() - other.double()).abs()
-            apart = torch.where((one == other) | (one.isnan() & other.isnan()), 0.0, apart).nan_to_num(float("inf"))
-            largest = max(largest, float(apart.max()) if apart.numel() else 0.0)
-    return largest
-
-
-def tolerance(expected: Any) -> float:
-    """How far two ways to compute the same output may be apart by rounding."""
-    tensors = [leaf for leaf in tree_leaves(expected) if isinstance(leaf, Tensor) and leaf.is_floating_point() and leaf.numel()]
-    return max((torch.finfo(t.dtype).eps * 500 * (1 + float(t.nan_to_num().abs().max())) for t in tensors), default=0.0)
+def _make(candidate: Candidate, plan: Plan) -> nn.Module:
+    return as_pruned(candidate.make(False), plan, candidate.graph)
 
 
 def _constants_fed(rewritten: Rewrite) -> list[str]:
@@ -198,57 +251,6 @@ def _why(node: fx.Node, trace: Trace) -> str:
     return "reads them whole"
 
 
-def _cuts(model: nn.Module, gates: LeAP, trial: nn.Module) -> list[Cut]:
-    """Every layer, and every parameter that belongs to none, whose shape changed."""
-    after, found = dict(trial.named_modules()), []
-    for path, module in model.named_modules():
-        new = after.get(path)
-        if module is gates or not _shapes(module) or (new is not None and _shapes(module) == _shapes(new)):
-            continue
-        saved = sum(p.numel() for p in module.parameters(recurse=False))
-        if new is None or not isinstance(new, type(module)):
-            found.append(Cut(path, describe(module), "removed", -saved))
-        elif _sizes(module):
-            left = sum(p.numel() for p in new.parameters(recurse=False))
-            found.append(Cut(path, describe(module), describe(new), left - saved))
-        else:
-            found += _cut_tensors(path, module, new)
-    return found
-
-
-def _cut_tensors(path: str, module: nn.Module, new: nn.Module) -> list[Cut]:
-    before, after = _shapes(module), _shapes(new)
-    names = [name for name in before if before[name] != after.get(name)]
-    cuts = []
-    for name in names:
-        kind = "Parameter" if name in module._parameters else "Buffer"
-        left = f"{kind}{after[name]}" if name in after else "removed"
-        saved = torch.Size(after.get(name, (0,))).numel() - torch.Size(before[name]).numel()
-        cuts.append(Cut(f"{path}.{name}".lstrip("."), f"{kind}{before[name]}", left, saved if kind == "Parameter" else 0))
-    return cuts
-
-
-def _shapes(module: nn.Module) -> dict[str, tuple[int, ...]]:
-    tensors = {**module._parameters, **module._buffers}
-    return {k: tuple(t.shape) for k, t in tensors.items() if t is not None and not k.startswith("pruned_")}
-
-
-def _sizes(module: nn.Module) -> list[int]:
-    return [getattr(module, name) for name in _SIZES if isinstance(getattr(module, name, None), int)]
-
-
-def describe(module: nn.Module) -> str:
-    """A layer in a few words: its kind and its sizes."""
-    sizes = _sizes(module) or [sum(p.numel() for p in module.parameters(recurse=False))]
-    return f"{type(module).__name__}({', '.join(f'{size:,}' for size in sizes)})"
-
-
-_SIZES = (
-    *("num_embeddings", "embedding_dim", "in1_features", "in2_features", "in_features", "out_features"),
-    *("num_features", "in_channels", "out_channels"),
-)
-
-
 def _inputs(rewritten: Rewrite) -> tuple[list[Unread], list[Unread]]:
     """What the dropped fields were made of: the inputs that nothing reads any more, and those that are read past the gates."""
     unread: list[Unread] = []
@@ -269,25 +271,6 @@ def _ranges(columns: tuple[int, ...]) -> str:
     """Columns as ranges: (0, 1, 2, 5) is "0-2, 5"."""
     shown = [str(first) if length == 1 else f"{first}-{first + length - 1}" for first, length in runs_of(columns)]
     return ", ".join(shown[:8]) + (f" and {len(shown) - 8} more ranges" if len(shown) > 8 else "")
-
-
-def _count(model: nn.Module) -> int:
-    return sum(parameter.numel() for parameter in model.parameters())
-
-
-def _bytes(model: nn.Module) -> int:
-    return sum(tensor.numel() * tensor.element_size() for tensor in (*model.parameters(), *model.buffers()))
-
-
-def _work(model: nn.Module, example: Call) -> int:
-    fast = torch.backends.mha.get_fastpath_enabled()
-    torch.backends.mha.set_fastpath_enabled(False)  # which would not be counted
-    try:
-        with FlopCounterMode(display=False) as counter, in_eval(model):
-            model(*example[0], **example[1])
-    finally:
-        torch.backends.mha.set_fastpath_enabled(fast)
-    return int(counter.get_total_flops() // 2 // batch_rows(example))
 
 
 def _change(pair: tuple[int, int]) -> str:

@@ -7,11 +7,12 @@ import torch
 from torch import fx, nn
 from torch.nn import functional
 
+from ..sites import Site, Whole
 from .facts import View
 from .layers import BatchNorm, Bilinear, Convolution, Embedding, EmbeddingBag, Linear, Tokenwise
 from .layouts import Join, Layout, Pick, Reshape
 from .rules import Elementwise, Gate, Input, Opaque, Reduce
-from .trace import gated
+from .trace import gated, is_input
 
 OPAQUE = Opaque()
 INPUT = Input()
@@ -92,13 +93,15 @@ def rule_for(node: fx.Node, view: View) -> Opaque:
     if is_input(node):
         return INPUT
     module = view.trace.module(node)
+    if node in view.trace.varying or (module is not None and not is_plain(module)):
+        return OPAQUE
     rule = CALLS.get(node.target, OPAQUE) if module is None else LAYERS.get(type(module), OPAQUE)
-    return rule if rule.applies(node, view) else OPAQUE
+    others = {view.trace.kinds[source] for source in node.all_input_nodes if source is not view.split_of(node)}
+    return rule if (rule.reads is None or others <= rule.reads) and rule.applies(node, view) else OPAQUE
 
 
-def is_input(node: fx.Node) -> bool:
-    """Whether it is a tensor of the batch: an argument, or an entry of an argument that is a dict."""
-    if node.op == "placeholder":
-        return True
-    entry = node.target is operator.getitem and isinstance(node.args[1], str)
-    return entry and isinstance(node.args[0], fx.Node) and node.args[0].op == "placeholder"
+def is_plain(module: nn.Module) -> bool:
+    """Whether a layer computes what its type says: no hooks but ours, and weights that are its own parameters."""
+    hooks = (*module._forward_pre_hooks.values(), *module._forward_hooks.values())
+    own = all(name in module._parameters for name in ("weight", "bias") if hasattr(module, name))
+    return own and all(isinstance(getattr(hook, "__self__", None), Site | Whole) for hook in hooks)

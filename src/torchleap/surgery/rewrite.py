@@ -1,14 +1,19 @@
 """From a trace to the new graph: spread the constants, see what is still needed, write that."""
 
+import operator
 from collections import Counter
 from dataclasses import dataclass, replace
 
 from torch import Tensor, fx, nn
 
+from ..gates import LeAP
+from .build import find
+from .entries import expect_entries
+from .examples import in_eval
 from .facts import Facts, View
-from .registry import OPAQUE, is_input, rule_for
+from .registry import OPAQUE, rule_for
 from .rules import Opaque
-from .trace import Trace, gated, in_eval
+from .trace import Trace, gated, is_input
 from .writer import Writer
 
 
@@ -25,29 +30,37 @@ class Rewrite:
 
 def rewrite(trace: Trace, scale: Tensor, shift: Tensor) -> Rewrite:
     """Write the graph anew, in which gated column j is scale[j] * x + shift[j], and constant where scale[j] is 0."""
-    view = View(trace, scale.cpu().double(), shift.cpu().double(), calls=_calls(trace), tied=_tied(trace.model))
+    view = View(trace, scale.cpu().double(), shift.cpu().double(), uses=_uses(trace.graph, trace.model))
     with in_eval(trace.model):
         rules = _spread(view)
         _ask(view, rules)
         writer = _write(view, rules)
+    model, still = trace.model, _uses(writer.graph, trace.model)
     called = {str(node.target) for node in trace.graph.nodes if node.op == "call_module"}
-    read = {str(node.target) for node in trace.graph.nodes if node.op == "get_attr" and node in view.trace.values}
-    still = {str(node.target) for node in writer.graph.nodes}
-    tensors = {name for name in read - still if name not in trace.constants and name != "training"}
-    return Rewrite(view, rules, writer, tuple(sorted(called - still)), tuple(sorted(tensors)))
+    read = {str(node.target) for node in trace.graph.nodes if node.op == "get_attr" and find(model, str(node.target)) is not None}
+    layers = [path for path in called if not any(still[key] for key in _contents(model.get_submodule(path)))]
+    tensors = [path for path in read if not still[id(find(model, path))]]
+    for path in sorted(trace.out_of_place & {str(node.target) for node in writer.graph.nodes}):
+        writer.attributes.setdefault(path, {})["inplace"] = False
+    return Rewrite(view, rules, writer, tuple(sorted(layers)), tuple(sorted(tensors)))
 
 
-def _calls(trace: Trace) -> dict[str, int]:
-    used = Counter(str(node.target) for node in trace.graph.nodes if node.op == "call_module")
-    for node in trace.graph.nodes:
-        if node.op == "get_attr":
-            used[str(node.target)] += len(node.users)
-    return dict(used)
+def _uses(graph: fx.Graph, model: nn.Module) -> Counter[int]:
+    """How often a graph uses each layer, parameter and buffer of a model, by id, whatever its name."""
+    used: Counter[int] = Counter()
+    for node in graph.nodes:
+        if node.op == "call_module":
+            used.update(_contents(model.get_submodule(str(node.target))))
+        elif node.op == "get_attr" and (tensor := find(model, str(node.target))) is not None:
+            used[id(tensor)] += len(node.users)
+    return used
 
 
-def _tied(model: nn.Module) -> set[int]:
-    holders = Counter(id(p) for module in model.modules() for p in module._parameters.values() if p is not None)
-    return {parameter for parameter, count in holders.items() if count > 1}
+def _contents(module: nn.Module) -> list[int]:
+    """A layer with everything in it, but for gates, which several sites share."""
+    parts = [part for part in module.modules() if not isinstance(part, LeAP)]
+    held = [tensor for part in parts for tensor in (*part._parameters.values(), *part._buffers.values()) if tensor is not None]
+    return [id(part) for part in (*parts, *held)]
 
 
 def _spread(view: View) -> dict[fx.Node, Opaque]:
@@ -73,7 +86,7 @@ def _ask(view: View, rules: dict[fx.Node, Opaque]) -> None:
         elif view.is_rows(node):
             if view.is_live(node):
                 rules[node].ask(node, view)
-        elif view.is_live(node) and view.trace.kinds[node] not in ("static", "batch"):
+        elif view.is_live(node) and view.trace.kinds[node] != "batch":
             OPAQUE.ask(node, view)
 
 
@@ -114,10 +127,26 @@ def _write(view: View, rules: dict[fx.Node, Opaque]) -> Writer:
         elif view.is_rows(node):
             if view.is_live(node):
                 writer.written[node] = rules[node].write(node, writer)
-        elif node.op != "placeholder" and view.is_live(node) and view.trace.kinds[node] not in ("static", "batch"):
+        elif node.op != "placeholder" and view.is_live(node) and view.trace.kinds[node] != "batch":
             writer.others[node] = writer.copy(node, writer.whole)
     _remove_unread(writer.graph)
+    _expect_entries(writer)
     return writer
+
+
+def _expect_entries(writer: Writer) -> None:
+    """Where forward() asks which entries a batch has, check that they are those of the example."""
+    for node, new in writer.placeholders.items():
+        entries = writer.view.trace.entries.get(str(node.target))
+        if entries is None or not (entries.asked or entries.walked):
+            continue
+        read = {user.args[1] for user in new.users if user.target is operator.getitem}
+        known = entries.example
+        needed = tuple(key for key in known if key in read and (entries.walked or key in entries.asked))
+        absent = tuple(key for key in entries.asked if key not in known)
+        with writer.graph.inserting_after(new):
+            ordered = entries.walked and writer.view.trace.ordered
+            writer.graph.call_function(expect_entries, (new, known, absent, needed, entries.walked, ordered))
 
 
 def _remove_unread(graph: fx.Graph) -> None:

@@ -12,6 +12,7 @@ from torch import Tensor, fx
 from torch.nn import functional
 
 from .facts import Facts, Form, View, form_of
+from .trace import Kind
 from .writer import Writer, Written, kept_columns, runs_of
 
 LONG_RUN = 64  # columns from which on copying neighbours beats picking columns one by one
@@ -21,6 +22,8 @@ PRODUCTS: set[Any] = {operator.mul, torch.mul, torch.multiply, "mul", "multiply"
 
 class Opaque:
     """Any operation: it needs its inputs whole, and nothing is known of the result."""
+
+    reads: frozenset[Kind] | None = frozenset(("rows", "fixed", "mode"))  # rules hold for these inputs alone; None is for all
 
     def applies(self, node: fx.Node, view: View) -> bool:
         """Whether the rule holds for this call."""

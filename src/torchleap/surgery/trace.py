@@ -2,20 +2,23 @@
 
 import inspect
 import operator
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, fx, nn
-from torch.utils._pytree import tree_map
+from torch.fx.proxy import TraceError
 
 from ..errors import SurgeryError
 from ..gates import LeAP
 from ..sites import Call, Site, find_module
+from .entries import Entries
+from .examples import Attributes, Examples, bind, in_eval
+from .inplace import is_in_place, put_out_of_place, versions
+from .proxies import KnownProxy, Values
 
-Kind = Literal["rows", "fixed", "static", "batch", "other"]
+Kind = Literal["rows", "fixed", "batch", "mode", "other"]
 
 
 def gated(x: Any, start: int, stop: int) -> Any:
@@ -29,9 +32,12 @@ class Trace:
 
     Attributes:
         values: Each node's value in eval mode, with the dropped columns at their constants.
-        kinds: "rows" has the batch as its first dimension; "fixed" depends on parameters alone; "static" is a number or the like
-            that is the same for every batch; "batch" is the number of rows; "other" is the rest.
+        kinds: "rows" has the batch as its first dimension; "fixed" is a tensor that depends on parameters alone; "batch" is the
+            number of rows; "mode" says whether the model is in train(); "other" is the rest, and known for the example only.
+        varying: Nodes with rows whose other dimensions depend on the batch, such as padded histories.
         constants: Tensors that the code makes itself, by the name under which the graph reads them.
+        entries: The arguments that are dicts, with what forward() asks of them.
+        out_of_place: Layers that must not change their input in place any more.
         rows: Of the example.
     """
 
@@ -39,9 +45,12 @@ class Trace:
     graph: fx.Graph
     values: dict[fx.Node, Any]
     kinds: dict[fx.Node, Kind]
+    varying: set[fx.Node]
     constants: dict[str, Tensor]
+    entries: dict[str, Entries]
+    out_of_place: set[str]
     rows: int
-    output: Any
+    ordered: bool
 
     def shape(self, node: fx.Node) -> tuple[int, ...]:
         """The shape of one row of a node."""
@@ -52,63 +61,19 @@ class Trace:
         return self.model.get_submodule(str(node.target)) if node.op == "call_module" else None
 
 
-class KnownProxy(fx.Proxy):
-    """A value in the trace that knows its own kind: code that asks for dimensions, sizes or lengths gets an answer."""
-
-    @property
-    def _known(self) -> Any:
-        return self.tracer.once[self.node]  # type: ignore[attr-defined]
-
-    def __getattr__(self, name: str) -> Any:
-        if isinstance(self._known, Tensor):
-            if name == "shape":
-                return self.size()
-            if name in ("ndim", "dtype", "device", "is_sparse", "is_cuda"):
-                return getattr(self._known, name)
-        return super().__getattr__(name)
-
-    def size(self, dim: int | None = None) -> Any:
-        """Numbers, but for the number of rows."""
-        once, twice = self._known, self.tracer.twice[self.node]  # type: ignore[attr-defined]
-        if not isinstance(once, Tensor):
-            return super().__getattr__("size")(*[] if dim is None else [dim])
-        places = range(once.dim()) if dim is None else [dim]
-        sizes = tuple(
-            once.shape[i] if once.shape[i] == twice.shape[i] else self.tracer.create_proxy("call_method", "size", (self, i), {})
-            for i in places
-        )
-        return sizes if dim is None else sizes[0]
-
-    def dim(self) -> int:
-        """The number of dimensions."""
-        dims: int = self._known.dim()
-        return dims
-
-    def is_floating_point(self) -> bool:
-        """Whether it holds real numbers."""
-        return bool(self._known.is_floating_point())
-
-    def __iter__(self) -> Any:
-        if isinstance(self._known, tuple | list):
-            return (self.tracer.create_proxy("call_function", operator.getitem, (self, i), {}) for i in range(len(self._known)))
-        return super().__iter__()
-
-    def __len__(self) -> int:
-        if isinstance(self._known, tuple | list | dict):
-            return len(self._known)
-        return super().__len__()
-
-    def __bool__(self) -> bool:
-        if isinstance(self._known, Tensor):
-            return super().__bool__()
-        return bool(self._known)
+def is_input(node: fx.Node) -> bool:
+    """Whether it is a tensor of the batch: an argument, or an entry of an argument that is a dict."""
+    if node.op == "placeholder":
+        return True
+    entry = node.target is operator.getitem and isinstance(node.args[1], str)
+    return entry and isinstance(node.args[0], fx.Node) and node.args[0].op == "placeholder"
 
 
 class SiteTracer(fx.Tracer):
     """Traces a model without its gates, marks the places where they sit, and computes every value on the example.
 
     Args:
-        given: The example's value of each argument.
+        given: Each argument's value on the example, on its rows twice, on longer ones.
         scale: What the gates do to each column: scale * x + shift.
         opaque: Modules that could not be followed.
         before: A trace in eval mode that this one, in train mode, should be equal to.
@@ -120,7 +85,7 @@ class SiteTracer(fx.Tracer):
         self,
         gates: LeAP,
         sites: dict[nn.Module, Site],
-        given: Mapping[str, Any],
+        given: tuple[Mapping[str, Any], ...],
         affine: tuple[Tensor, Tensor],
         opaque: set[nn.Module],
         before: "SiteTracer | None" = None,
@@ -129,16 +94,17 @@ class SiteTracer(fx.Tracer):
         self.gates = gates
         self.sites = sites
         self.given = given
-        self.given_twice = doubled(given)
         self.affine = affine
         self.opaque = opaque
         self.before = before
         self.order: list[fx.Node] = []
-        self.once: dict[fx.Node, Any] = {}
-        self.twice: dict[fx.Node, Any] = {}
+        self.runs: dict[fx.Node, Values] = {}
+        self.changing: set[fx.Node] = set()  # nodes that change an input in place
+        self.entries: dict[str, Entries] = {}
         self.inside: list[nn.Module] = []
         self.failed: list[nn.Module] = []  # the modules, from the model inwards, in which tracing failed
         self.executing = False
+        self.autocast = _autocast()
 
     def proxy(self, node: fx.Node) -> KnownProxy:
         """Stand for a node."""
@@ -149,24 +115,37 @@ class SiteTracer(fx.Tracer):
         node = super().create_node(kind, target, *rest, **named)
         place = len(self.order)
         self.order.append(node)
+        if not torch.is_grad_enabled():
+            raise TraceError("it switches gradients off")
+        if _autocast() != self.autocast:
+            raise TraceError("it switches autocast")
         if self.before is not None:
             known = self.before.order[place] if place < len(self.before.order) else None
             if known is None or (known.op, known.target) != (node.op, node.target):
                 raise SurgeryError("forward() takes another way in train() than in eval()")
-            self.once[node], self.twice[node] = self.before.once[known], self.before.twice[known]
+            self.runs[node] = self.before.runs[known]
         elif kind != "output":
-            self.executing = True
-            try:
-                self.once[node] = self._compute(node, self.once, self.given)
-                self.twice[node] = self._compute(node, self.twice, self.given_twice)
-            finally:
-                self.executing = False
+            self._run(node)
         else:
-            self.once[node] = self.twice[node] = None
+            self.runs[node] = (None, None, None)
         return node
 
-    def _compute(self, node: fx.Node, values: dict[fx.Node, Any], given: Mapping[str, Any]) -> Any:
-        inputs: Any = fx.map_arg((node.args, node.kwargs), values.__getitem__)
+    def _run(self, node: fx.Node) -> None:
+        self.executing = True
+        try:
+            with torch.no_grad():
+                inputs = [self.runs[source][0] for source in node.all_input_nodes]
+                before = versions(inputs)
+                found = [self._compute(node, lambda source, i=i: self.runs[source][i], self.given[i]) for i in range(3)]
+        finally:
+            self.executing = False
+        self.runs[node] = (found[0], found[1], found[2])
+        module = self.root.get_submodule(str(node.target)) if node.op == "call_module" else None
+        if versions(inputs) != before or is_in_place(node, module):
+            self.changing.add(node)
+
+    def _compute(self, node: fx.Node, values: Any, given: Mapping[str, Any]) -> Any:
+        inputs: Any = fx.map_arg((node.args, node.kwargs), values)
         args, kwargs = inputs
         if node.op == "placeholder":
             return given.get(str(node.target))
@@ -204,9 +183,11 @@ class SiteTracer(fx.Tracer):
             name = str(proxy.node.target)
             if name.startswith("*"):
                 raise SurgeryError(f"forward() takes {name}, whose arguments have no names")
-            if name in self.given:
-                value = self.given[name]
-                found.append({key: proxy[key] for key in value} if isinstance(value, Mapping) else proxy)
+            if name in self.given[0]:
+                value = self.given[0][name]
+                if isinstance(value, Mapping):
+                    self.entries[name] = Entries({key: proxy[key] for key in value})
+                found.append(self.entries.get(name, proxy))
             else:
                 found.append(defaults[name].default)
                 self.graph.erase_node(proxy.node)
@@ -254,122 +235,83 @@ def affine(gates: LeAP, kept: Tensor) -> tuple[Tensor, Tensor]:
         return scale, (1 - scale) * gates.means()
 
 
-def trace(model: nn.Module, gates: LeAP, sites: tuple[Site, ...], example: Call, scale: Tensor, shift: Tensor) -> Trace:
+def trace(model: nn.Module, gates: LeAP, sites: tuple[Site, ...], examples: Examples, scale: Tensor, shift: Tensor) -> Trace:
     """The graph of an attached model; raises a SurgeryError that says why where its Python cannot be followed.
 
     Args:
         scale: What the gates do to each column, scale * x + shift, (D,); 0 where a column is dropped.
     """
-    given = bind(model, example)
-    with in_eval(model):
-        tracer, graph, constants = _follow(model, gates, sites, given, (scale, shift))
+    calls = (examples.once, examples.twice, examples.longer)
+    with in_eval(model), torch.enable_grad():
+        tracer, graph, constants = _follow(model, gates, sites, calls, (scale, shift))
         for module in model.modules():
             module.training = True
-        tracer.once |= _ask_for_the_mode(graph, _follow(model, gates, sites, given, (scale, shift), tracer)[1])
-    rows = batch_rows(given)
+        _, in_training, others = _follow(model, gates, sites, calls, (scale, shift), tracer)
+    if any(not torch.equal(constants[name], others.get(name, constants[name])) for name in constants):
+        raise SurgeryError("forward() takes another way in train() than in eval()")
+    mode = _ask_for_the_mode(graph, in_training)
+    values = {**{node: runs[0] for node, runs in tracer.runs.items()}, **mode}
+    out_of_place = put_out_of_place(graph, tracer.changing, values, model)
     kinds: dict[fx.Node, Kind] = {}
     for node in graph.nodes:
-        kinds[node] = _kind(node, kinds, tracer.once.get(node), tracer.twice.get(node), rows)
-    (end,) = (node for node in graph.nodes if node.op == "output")
-    output = fx.map_arg(end.args[0], tracer.once.__getitem__)
-    return Trace(model, graph, tracer.once, kinds, constants, rows, output)
-
-
-def bind(model: nn.Module, example: Call) -> dict[str, Any]:
-    """The example's value of each argument of forward()."""
-    args, kwargs = example
-    try:
-        return dict(inspect.signature(model.forward).bind(*args, **kwargs).arguments)
-    except TypeError as error:
-        raise SurgeryError(f"The example does not fit forward(): {error}. Give a batch as the model takes it.") from error
-
-
-def batch_rows(given: Any) -> int:
-    """The number of rows of a batch."""
-    sizes: list[int] = []
-    tree_map(lambda leaf: sizes.append(leaf.shape[0]) if isinstance(leaf, Tensor) and leaf.dim() else None, given)
-    if not sizes:
-        raise SurgeryError("The example holds no tensor with rows. Give a batch as the model takes it.")
-    return sizes[0]
-
-
-def doubled(given: Any) -> Any:
-    """The batch with every row twice: dimensions that grow with it are rows."""
-    rows = batch_rows(given)
-    return tree_map(
-        lambda leaf: torch.cat([leaf, leaf]) if isinstance(leaf, Tensor) and leaf.dim() and leaf.shape[0] == rows else leaf, given
-    )
-
-
-@contextmanager
-def in_eval(model: nn.Module) -> Iterator[None]:
-    """Within this context the model is in eval mode, without gradients; afterwards it is as it was."""
-    modes = {module: module.training for module in model.modules()}
-    model.eval()
-    try:
-        with torch.no_grad():
-            yield
-    finally:
-        for module, training in modes.items():
-            module.training = training
-
-
-def run(model: nn.Module, example: Call) -> Any:
-    """The model's output on an example, in eval mode."""
-    args, kwargs = example
-    with in_eval(model):
-        return model(*args, **kwargs)
+        kinds[node] = "mode" if node in mode else _kind(node, kinds, tracer.runs[node], examples.rows)
+        if node.target is gated and kinds[node] != "rows":
+            raise SurgeryError(
+                f"of the batch it cannot be told which of its dimensions are the {examples.rows} rows of the gates"
+            )
+    varying = _varying(graph, kinds, tracer.runs)
+    rows, ordered = examples.rows, examples.ordered
+    return Trace(model, graph, values, kinds, varying, constants, tracer.entries, out_of_place, rows, ordered)
 
 
 def _follow(
     model: nn.Module,
     gates: LeAP,
     sites: tuple[Site, ...],
-    given: Mapping[str, Any],
+    calls: tuple[Call, ...],
     affine: tuple[Tensor, Tensor],
     before: SiteTracer | None = None,
 ) -> tuple[SiteTracer, fx.Graph, dict[str, Tensor]]:
     """Trace; a submodule whose Python cannot be followed becomes one opaque operation."""
     places = {find_module(model, site.at): site for site in sites}
     opaque: set[nn.Module] = set() if before is None else before.opaque
-    members = set(vars(model)) | set(model._buffers)
     while True:
-        tracer = SiteTracer(gates, places, given, affine, opaque, before)
+        tracer = SiteTracer(gates, places, tuple(bind(model, call) for call in calls), affine, opaque, before)
+        attributes = Attributes(model)
         try:
             graph = tracer.trace(model)
             _mark_output(graph, tracer)
-            break
+            made = _made(model)
+            own = {inner for module in opaque for inner in module.modules()}  # these run as they are, and may
+            writing = [module for module in attributes.changed() if module not in own]
         except SurgeryError:
             raise
         except Exception as error:
             fresh = [module for module in tracer.failed if module not in opaque]
             if not fresh or before is not None:
-                raise SurgeryError(f"{type(model).__name__}.forward cannot be traced: {_first_line(error)}") from error
+                raise SurgeryError(f"{type(model).__name__}.forward cannot be traced: {first_line(error)}") from error
             opaque.add(fresh[-1])
-        finally:  # the tracer leaves tensors that the code made as attributes of the model
-            made = {name: model.__dict__.pop(name) for name in set(vars(model)) - members}
-            made |= {name: model._buffers.pop(name) for name in set(model._buffers) - members}
-    _without_changes_in_place(graph)
+            continue
+        finally:
+            attributes.restore()
+        if not writing:
+            break
+        if model in writing or before is not None:
+            raise SurgeryError(f"{type(model).__name__}.forward cannot be traced: it sets attributes")
+        opaque.update(writing)
     if not any(node.target is gated for node in graph.nodes):
         inside = next((module for module in opaque), model)
         raise SurgeryError(f"the gates sit inside {type(inside).__name__}, which cannot be traced")
-    return tracer, graph, {name: value for name, value in made.items() if isinstance(value, Tensor)}
+    return tracer, graph, made
 
 
-def _without_changes_in_place(graph: fx.Graph) -> None:
-    for node in graph.nodes:
-        if node.target in _OUT_OF_PLACE:
-            node.target = _OUT_OF_PLACE[node.target]
-        elif node.op == "call_method" and node.target.endswith("_") and not node.target.endswith("__"):
-            raise SurgeryError(f"forward() changes a tensor in place, by {node.target}()")
-
-
-_OUT_OF_PLACE = {
-    operator.iadd: operator.add,
-    operator.isub: operator.sub,
-    operator.imul: operator.mul,
-    operator.itruediv: operator.truediv,
-}
+def _made(model: nn.Module) -> dict[str, Tensor]:
+    """Take the tensors off the model that the code made itself; the tracer leaves them there."""
+    made: dict[str, Tensor] = {}
+    for holder in (vars(model), model._buffers):
+        for name in [name for name in holder if name.startswith("_tensor_constant")]:
+            made[name] = holder.pop(name)  # type: ignore[assignment]
+    return made
 
 
 def _mark_output(graph: fx.Graph, tracer: SiteTracer) -> None:
@@ -384,8 +326,13 @@ def _mark_output(graph: fx.Graph, tracer: SiteTracer) -> None:
         end.args = (tracer.create_arg(tracer.mark(site, value)),)
 
 
-def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+def first_line(error: Exception) -> str:
+    """What an error says, in one line, as the end of a sentence."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0].removesuffix(".")
+
+
+def _autocast() -> tuple[bool, ...]:
+    return tuple(torch.is_autocast_enabled(device) for device in ("cpu", "cuda"))
 
 
 def _ask_for_the_mode(graph: fx.Graph, in_training: fx.Graph) -> dict[fx.Node, bool]:
@@ -394,32 +341,46 @@ def _ask_for_the_mode(graph: fx.Graph, in_training: fx.Graph) -> dict[fx.Node, b
     Returns the node that asks, with its value in eval mode.
     """
     ours, theirs = list(graph.nodes), list(in_training.nodes)
-    same = len(ours) == len(theirs) and all((a.op, a.target) == (b.op, b.target) for a, b in zip(ours, theirs, strict=True))
-    if not same:
+    if [(node.op, node.target) for node in ours] != [(node.op, node.target) for node in theirs]:
         raise SurgeryError("forward() takes another way in train() than in eval()")
+    partner = dict(zip(theirs, ours, strict=True))
     flag: fx.Node | None = None
     for node, other in zip(ours, theirs, strict=True):
-        kwargs, args = dict(node.kwargs), list(node.args)
-        places: list[tuple[Any, Any, Any]] = [(kwargs, key, other.kwargs.get(key)) for key in kwargs]
-        places += [(args, place, other.args[place]) for place in range(len(args))]
-        for holder, key, in_train in places:
-            if holder[key] is False and in_train is True:
+        in_train = (fx.map_arg(other.args, partner.__getitem__), fx.map_arg(other.kwargs, partner.__getitem__))
+        arguments = {**dict(enumerate(node.args)), **node.kwargs}
+        others: dict[Any, Any] = {**dict(enumerate(in_train[0])), **in_train[1]}
+        for key, value in arguments.items():
+            if value is False and others.get(key) is True:
                 if flag is None:
                     with graph.inserting_before(ours[0]):
                         flag = graph.get_attr("training")
-                holder[key] = flag
-        node.args, node.kwargs = tuple(args), kwargs
+                arguments[key] = others[key] = flag
+        if arguments != others:
+            raise SurgeryError("forward() computes with other numbers in train() than in eval()")
+        node.args = tuple(arguments[place] for place in range(len(node.args)))
+        node.kwargs = {name: arguments[name] for name in node.kwargs}
     return {} if flag is None else {flag: False}
 
 
-def _kind(node: fx.Node, kinds: dict[fx.Node, Kind], once: Any, twice: Any, rows: int) -> Kind:
+def _kind(node: fx.Node, kinds: dict[fx.Node, Kind], runs: Values, rows: int) -> Kind:
+    once, twice, _ = runs
+    sources = [kinds[source] for source in node.all_input_nodes]
     if isinstance(once, Tensor) and isinstance(twice, Tensor):
-        if node.op == "get_attr":
+        if node.op == "get_attr" or (sources and all(kind == "fixed" for kind in sources)):
             return "fixed"
-        if once.dim() and once.shape[0] == rows and twice.shape == (2 * rows, *once.shape[1:]):
-            return "rows"
-        return "fixed" if node.all_input_nodes and all(kinds[source] == "fixed" for source in node.all_input_nodes) else "other"
-    if type(once) is int and (once, twice) == (rows, 2 * rows):
-        return "batch"
-    plain = isinstance(once, int | float | str | torch.Size | torch.dtype | torch.device | None)
-    return "static" if plain and once == twice and node.op.startswith("call") else "other"
+        has_rows = once.dim() and once.shape[0] == rows and twice.shape == (2 * rows, *once.shape[1:])
+        return "rows" if has_rows else "other"
+    return "batch" if node.target == "size" and node.args[1:] == (0,) and sources == ["rows"] else "other"
+
+
+def _varying(graph: fx.Graph, kinds: dict[fx.Node, Kind], runs: dict[fx.Node, Values]) -> set[fx.Node]:
+    """Nodes with rows of changing lengths. An input is one only if its length lives on: else its columns are read one by one."""
+
+    def changes(node: fx.Node) -> bool:
+        once, _, longer = runs.get(node, (None, None, None))
+        if isinstance(once, Tensor) and isinstance(longer, Tensor):
+            return once.shape != longer.shape
+        return type(once) is int and once != longer
+
+    found = {node for node in graph.nodes if kinds[node] == "rows" and changes(node)}
+    return {node for node in found if not is_input(node) or any(changes(user) for user in node.users)}

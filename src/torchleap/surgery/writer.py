@@ -143,23 +143,17 @@ class Writer:
         path = str(source.target)
         if source.op == "get_attr" and path not in self.view.trace.constants:
             tensor = self.view.trace.values[source]
-            if not self.view.uncut(path, tensor):
+            if not self.view.uncut(tensor):
                 self.cut(path, tensor, {dim: torch.tensor(index)})
                 return self.other(source)
         return self.select(self.other(source), dim, index)
 
     def other(self, source: fx.Node) -> Any:
-        """A node without rows: as it was written, as a plain number, or the number of rows."""
-        kind = self.view.trace.kinds[source]
-        if kind == "static":
-            value = self.view.trace.values[source]
-            return tuple(value) if isinstance(value, torch.Size) else value
-        if kind == "batch":
-            return self.batch()
-        return self.others[source]
+        """A node without rows: as it was written, or the number of rows."""
+        return self.batch() if self.view.trace.kinds[source] == "batch" else self.others[source]
 
     def batch(self) -> fx.Node:
-        """The number of rows, asked of the first input that is read."""
+        """The number of rows, asked of the first tensor that is read."""
         if self._batch is None:
             first = next(node for node in self.view.trace.graph.nodes if node in self.written)
             with self.graph.inserting_after(self.written[first].node):

@@ -1,0 +1,90 @@
+"""What stands for a value while a model is traced, and which of the model's questions it answers."""
+
+import operator
+from typing import Any
+
+from torch import Tensor, fx
+from torch.fx.proxy import TraceError
+
+Values = tuple[Any, Any, Any]  # of a node on the example, on its rows twice, on longer ones
+
+
+class KnownProxy(fx.Proxy):
+    """A value in the trace that knows its own kind: code that asks for dimensions, sizes or lengths gets an answer.
+
+    But only where every batch would give the same answer. Python that decides by anything else cannot be followed.
+    """
+
+    @property
+    def _known(self) -> Any:
+        return self._runs[0]
+
+    @property
+    def _runs(self) -> Values:
+        runs: Values = self.tracer.runs[self.node]  # type: ignore[attr-defined]
+        return runs
+
+    def __getattr__(self, name: str) -> Any:
+        if isinstance(self._known, Tensor):
+            if name == "shape":
+                return self.size()
+            if name in ("ndim", "dtype", "device", "is_sparse", "is_cuda"):
+                return getattr(self._known, name)
+        return super().__getattr__(name)
+
+    def size(self, dim: int | None = None) -> Any:
+        """Numbers, but for the number of rows and for lengths."""
+        if not isinstance(self._known, Tensor):
+            return super().__getattr__("size")(*[] if dim is None else [dim])
+        if len({run.dim() for run in self._runs}) > 1:
+            raise TraceError("it asks for the shape of a tensor whose number of dimensions changes with the batch")
+        places = range(self._known.dim()) if dim is None else [dim % self._known.dim()]
+        sizes = tuple(self._size(place) for place in places)
+        return sizes if dim is None else sizes[0]
+
+    def _size(self, place: int) -> Any:
+        sizes = {run.shape[place] for run in self._runs}
+        return sizes.pop() if len(sizes) == 1 else self.tracer.create_proxy("call_method", "size", (self, place), {})
+
+    def numel(self) -> Any:
+        """A number, unless it depends on the batch."""
+        sizes = {run.numel() for run in self._runs} if isinstance(self._known, Tensor) else set()
+        return sizes.pop() if len(sizes) == 1 else self.tracer.create_proxy("call_method", "numel", (self,), {})
+
+    def dim(self) -> int:
+        """The number of dimensions."""
+        dims: int = self._known.dim()
+        return dims
+
+    def is_floating_point(self) -> bool:
+        """Whether it holds real numbers."""
+        return bool(self._known.is_floating_point())
+
+    def __getitem__(self, key: Any) -> Any:
+        if isinstance(key, slice) and isinstance(self._known, tuple | list):
+            return tuple(self)[key]
+        return self.tracer.create_proxy("call_function", operator.getitem, (self, key), {})
+
+    def __iter__(self) -> Any:
+        return (self[place] for place in range(len(self)))
+
+    def __len__(self) -> int:
+        if not isinstance(self._known, tuple | list) or self._is_argument(self.node):
+            raise TraceError(f"it counts {self._what()}")
+        inputs = (self.tracer.runs[source][0] for source in self.node.all_input_nodes)  # type: ignore[attr-defined]
+        if len({len(run) for run in self._runs}) > 1 or not all(isinstance(value, Tensor | tuple | list) for value in inputs):
+            raise TraceError("it splits a tensor into a number of parts that depends on the batch")
+        return len(self._known)
+
+    def __bool__(self) -> bool:
+        if isinstance(self._known, tuple | list):
+            return len(self) > 0
+        raise TraceError(f"it decides by {self._what()}")
+
+    def _is_argument(self, node: fx.Node) -> bool:
+        first = node.args[0] if node.target is operator.getitem else None
+        return node.op == "placeholder" or (isinstance(first, fx.Node) and self._is_argument(first))
+
+    def _what(self) -> str:
+        name = getattr(self.node.target, "__name__", self.node.target)
+        return f"the argument {name}" if self.node.op == "placeholder" else f"the result of {name}()"
