@@ -36,15 +36,15 @@ def carry_over(optimizer: Optimizer, model: nn.Module, pruned: nn.Module) -> Opt
         model: The model that `pruned` was pruned from.
     """
     plan = plan_of(pruned)
-    old = dict(model.named_parameters())
-    new = dict(pruned.named_parameters())
-    name_of = {id(parameter): name for name, parameter in old.items()}
+    old = dict(model.named_parameters(remove_duplicate=False))
+    new = dict(pruned.named_parameters(remove_duplicate=False))
+    name_of = {id(parameter): name for name, parameter in reversed(old.items()) if name in new}  # tied weights: one that is left
     held = {id(p) for group in optimizer.param_groups for p in group["params"]}
-    if not held & set(name_of):
+    if not held & {id(parameter) for parameter in old.values()}:
         raise SurgeryError("Expected the optimizer of the model that was pruned, but it holds none of its parameters.")
     groups = []
     for group in optimizer.param_groups:
-        names = [name_of[id(p)] for p in group["params"] if id(p) in name_of and name_of[id(p)] in new]
+        names = [name_of[id(p)] for p in group["params"] if id(p) in name_of]
         created = [n for n in new if n not in old and n.removesuffix("bias") + "weight" in names]  # biases that surgery made
         if names:
             settings = {key: value for key, value in group.items() if key not in ("params", "param_names")}
@@ -52,8 +52,9 @@ def carry_over(optimizer: Optimizer, model: nn.Module, pruned: nn.Module) -> Opt
     accepted = inspect.signature(type(optimizer)).parameters
     defaults = {key: value for key, value in optimizer.defaults.items() if key in accepted}
     fresh = type(optimizer)(groups, **defaults)
-    for name, parameter in old.items():
-        if name in new and parameter in optimizer.state:
+    for name in name_of.values():
+        parameter = old[name]
+        if parameter in optimizer.state:
             state = optimizer.state[parameter]
             fresh.state[new[name]] = {key: _carried(key, value, parameter, plan, name) for key, value in state.items()}
     return fresh

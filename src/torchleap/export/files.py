@@ -22,6 +22,7 @@ from torch import Tensor, fx, nn
 from ..errors import SurgeryError
 from ..finetune import plan_of
 from ..surgery import Plan
+from ..surgery.build import find
 from . import graphs
 
 FORMAT = 1
@@ -29,6 +30,7 @@ _DESCRIBED = (
     *("method", "settings", "fields", "fill", "no_longer_read", "cuts", "notes"),
     *("parameters", "bytes", "multiply_adds"),
 )
+_DAMAGES = (KeyError, TypeError, ValueError, AttributeError, RuntimeError, IndexError, AssertionError, OSError)
 WEIGHTS = "model.safetensors"
 MANIFEST = "manifest.json"
 
@@ -42,7 +44,7 @@ def save(model: nn.Module, folder: str | os.PathLike[str], *, metrics: Mapping[s
     meta: dict[str, Any] = model.meta if isinstance(model, fx.GraphModule) else {}  # what load() left there
     described = meta["torchleap"] if "torchleap" in meta else _describe(plan_of(model))
     graph: fx.Graph | None = model.graph if isinstance(model, fx.GraphModule) else getattr(type(model), "pruned_graph", None)
-    tensors, aliases = _tensors(model)
+    tensors, aliases = _tensors(model, graph)
     content = {
         "format": FORMAT,
         "versions": {"torchleap": version("torchleap"), "torch": torch.__version__},
@@ -54,10 +56,12 @@ def save(model: nn.Module, folder: str | os.PathLike[str], *, metrics: Mapping[s
         **_graph(model, graph),
     }
     target = Path(folder)
+    target.parent.mkdir(parents=True, exist_ok=True)
     temporary = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}."))
     try:
         save_file(tensors, temporary / WEIGHTS)
         content["weights"] = {"bytes": (temporary / WEIGHTS).stat().st_size, "sha256": _digest(temporary / WEIGHTS)}
+        content["sha256"] = _digest_of(content)
         (temporary / MANIFEST).write_text(json.dumps(content, indent=1, allow_nan=False) + "\n", encoding="utf-8")
         temporary.chmod(0o755)
         _swap(temporary, target)
@@ -71,16 +75,18 @@ def manifest(folder: str | os.PathLike[str]) -> dict[str, Any]:
     path = Path(folder) / MANIFEST
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
+    except OSError as error:
         raise SurgeryError(f"{folder} holds no pruned model: expected {MANIFEST} in it. Write one with save().") from error
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:
         raise SurgeryError(f"{path} is damaged: expected JSON, but {error}. Save the model anew.") from error
     found = content.get("format") if isinstance(content, dict) else None
     if type(found) is not int or found != FORMAT:
         raise SurgeryError(f"{path}: expected a manifest of format {FORMAT}, but found {found!r}. Save the model anew.")
-    missing = {"weights", "trainable", "aliases", "graph", "model", *_DESCRIBED} - set(content)
+    missing = {"sha256", "weights", "trainable", "aliases", "graph", "model", *_DESCRIBED} - set(content)
     if missing:
         raise SurgeryError(f"{path} is damaged: {', '.join(sorted(missing))} is missing. Save the model anew.")
+    if _digest_of(content) != content["sha256"]:
+        raise SurgeryError(f"{path} is damaged: its content is not what was written. Save the model anew.")
     return dict(content)
 
 
@@ -91,27 +97,32 @@ def load(folder: str | os.PathLike[str], model: nn.Module | None = None) -> nn.M
         model: A pruned model whose weights to replace; only needed where the manifest cannot describe the model, as it says.
     """
     content = manifest(folder)
+    try:
+        return _load(folder, content, model)
+    except SurgeryError:
+        raise
+    except _DAMAGES as error:
+        reason = f"{type(error).__name__}: {error}"
+        raise SurgeryError(f"{folder} is damaged: its model cannot be built ({reason}). Save the model anew.") from error
+
+
+def _load(folder: str | os.PathLike[str], content: dict[str, Any], model: nn.Module | None) -> nn.Module:
     tensors = _read(Path(folder) / WEIGHTS, content["weights"])
     tensors |= {alias: tensors[name] for alias, name in content["aliases"].items()}
     if model is not None:
         problems = _mismatches(model, tensors)
         if problems:
             raise SurgeryError(f"{folder} holds another model: {'; '.join(problems[:3])}.")
-        model.load_state_dict(tensors)
+        model.load_state_dict({name: tensors[name] for name in model.state_dict()})
         return model.eval()
     if content["graph"] is None:
         raise SurgeryError(
             f"{folder} cannot be loaded without its code, because of {content.get('needs_code')}. "
             "Build and prune the model as before, and give it: load(folder, model=pruned)."
         )
-    try:
-        model = graphs.from_json(content["graph"], tensors, content["trainable"], str(content["model"]))
-        model.meta["torchleap"] = {key: content[key] for key in _DESCRIBED}
-        return model.eval()
-    except (KeyError, TypeError, ValueError, AttributeError, RuntimeError) as error:
-        if isinstance(error, SurgeryError):
-            raise
-        raise SurgeryError(f"{folder} is damaged: its graph cannot be built ({error}). Save the model anew.") from error
+    loaded = graphs.from_json(content["graph"], tensors, content["trainable"], str(content["model"]))
+    loaded.meta["torchleap"] = {key: content[key] for key in _DESCRIBED}
+    return loaded.eval()
 
 
 def _graph(model: nn.Module, graph: fx.Graph | None) -> dict[str, Any]:
@@ -142,12 +153,15 @@ def _describe(plan: Plan) -> dict[str, Any]:
     }
 
 
-def _tensors(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """All weights once, and the other names of those that several layers share."""
+def _tensors(model: nn.Module, graph: fx.Graph | None) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """All weights once, and what else the graph reads; and the other names of those that several layers share."""
     tensors: dict[str, Tensor] = {}
     aliases: dict[str, str] = {}
     first: dict[int, str] = {}
-    for name, tensor in model.state_dict(keep_vars=True).items():
+    held = dict(model.state_dict(keep_vars=True))
+    read = {str(node.target) for node in graph.nodes if node.op == "get_attr"} if graph is not None else set()
+    held |= {path: tensor for path in sorted(read - set(held)) if (tensor := find(model, path)) is not None}
+    for name, tensor in held.items():
         if not isinstance(tensor, Tensor):
             raise SurgeryError(f"{name} in the model's state is no tensor, but {type(tensor).__name__}; it cannot be saved.")
         if id(tensor) in first:
@@ -197,13 +211,20 @@ def _read(path: Path, expected: Mapping[str, Any]) -> dict[str, Tensor]:
 
 def _mismatches(model: nn.Module, tensors: Mapping[str, Tensor]) -> list[str]:
     ours = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
-    problems = [f"it has {name}, the given model does not" for name in tensors if name not in ours]
+    others = [name for name in tensors if name not in ours and find(model, name) is None]  # not those that state_dict() omits
+    problems = [f"it has {name}, the given model does not" for name in others]
     problems += [f"the given model has {name}, it does not" for name in ours if name not in tensors]
     return problems + [
         f"{name} is {tuple(tensor.shape)} there and {ours[name]} in the given model"
         for name, tensor in tensors.items()
         if name in ours and tuple(tensor.shape) != ours[name]
     ]
+
+
+def _digest_of(content: Mapping[str, Any]) -> str:
+    """Of the manifest, but for the digest itself, however it is laid out."""
+    rest = {key: value for key, value in content.items() if key != "sha256"}
+    return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
 
 
 def _digest(path: Path) -> str:

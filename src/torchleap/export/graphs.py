@@ -14,10 +14,19 @@ from torch import Tensor, fx, nn
 from torch.nn import functional
 
 from ..errors import SurgeryError
+from ..surgery.entries import expect_entries
 from ..surgery.registry import CALLS, LAYERS
 from ..surgery.writer import kept_columns
 
-_EXTRA: tuple[Any, ...] = (kept_columns, torch.softmax, functional.softmax, functional.layer_norm, torch.bmm, torch.einsum)
+_EXTRA: tuple[Any, ...] = (
+    kept_columns,
+    expect_entries,
+    torch.softmax,
+    functional.softmax,
+    functional.layer_norm,
+    torch.bmm,
+    torch.einsum,
+)
 FUNCTIONS: dict[str, Any] = {
     f"{function.__module__}.{function.__name__}".removeprefix("torch._C."): function
     for function in (*CALLS, *_EXTRA)
@@ -27,13 +36,15 @@ METHODS = {name for name in CALLS if isinstance(name, str)} | {"size", "expand",
 KINDS: dict[str, type[nn.Module]] = {
     kind.__name__: kind for kind in (*LAYERS, nn.Softmax, nn.PReLU, nn.AlphaDropout, nn.BatchNorm2d, nn.GroupNorm)
 }
-_PATH = re.compile(r"[A-Za-z0-9_]+(\.[A-Za-z0-9_]+)*")
-_SKIPPED = {"self", "device", "dtype", "_weight", "_freeze", "inplace"}
+_PATH = re.compile(r"[^\W.][^.\"'\\{}\[\]()]*(\.[^.\"'\\{}\[\]()]+)*")  # it ends up in quotes, in code that torch.fx writes
+_SKIPPED = {"self", "device", "dtype", "_weight", "_freeze"}
 
 
 def to_json(model: nn.Module, graph: fx.Graph) -> dict[str, Any]:
     """The graph and the layers; a SurgeryError names what JSON cannot describe."""
     names = {function: name for name, function in FUNCTIONS.items()}
+    if model._forward_pre_hooks or model._forward_hooks:
+        raise SurgeryError("the hooks on the model")
     nodes, layers = [], {}
     for node in graph.nodes:
         target = node.target
@@ -44,9 +55,21 @@ def to_json(model: nn.Module, graph: fx.Graph) -> dict[str, Any]:
         elif node.op == "call_method" and target not in METHODS:
             raise SurgeryError(f"the method {target}()")
         elif node.op == "call_module":
+            _refuse_path(str(target))
             layers[str(target)] = _describe(model.get_submodule(str(target)))
+        elif node.op == "get_attr":
+            _refuse_path(str(target))
         nodes.append([node.name, node.op, target, _encode(node.args), _encode(dict(node.kwargs))])
     return {"nodes": nodes, "layers": layers}
+
+
+def _refuse_path(path: str) -> None:
+    if not _is_path(path):
+        raise SurgeryError(f"the name {path!r}")
+
+
+def _is_path(path: str) -> bool:
+    return path.isprintable() and _PATH.fullmatch(path) is not None
 
 
 def _describe(layer: nn.Module) -> list[Any]:
@@ -54,6 +77,8 @@ def _describe(layer: nn.Module) -> list[Any]:
     kind = type(layer)
     if KINDS.get(kind.__name__) is not kind:
         raise SurgeryError(f"the layer {kind.__name__}")
+    if layer._forward_pre_hooks or layer._forward_hooks:
+        raise SurgeryError(f"the hooks on the layer {kind.__name__}")
     settings = {}
     for name, parameter in inspect.signature(kind).parameters.items():
         if name in _SKIPPED or parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
@@ -100,6 +125,7 @@ def from_json(content: dict[str, Any], tensors: dict[str, Tensor], trainable: di
         _place(root, path, KINDS[kind](**arguments))
     for path, tensor in tensors.items():
         parent, _, last = path.rpartition(".")
+        _check(_is_path(path), f"the path {path!r}")
         holder = _container(root, parent)
         if path in trainable:
             holder.register_parameter(last, nn.Parameter(tensor, bool(trainable[path])))
@@ -107,7 +133,12 @@ def from_json(content: dict[str, Any], tensors: dict[str, Tensor], trainable: di
             holder.register_buffer(last, tensor)
     absent = [path for path, tensor in (*root.named_parameters(), *root.named_buffers()) if tensor.is_meta]
     _check(not absent, f"no weights for {', '.join(absent[:3])}")
-    return fx.GraphModule(root, _graph(content["nodes"]), name if name.isidentifier() else "Pruned")
+    graph = _graph(content["nodes"])
+    called = {str(node.target) for node in graph.nodes if node.op == "call_module"}
+    read = {str(node.target) for node in graph.nodes if node.op == "get_attr"}
+    unknown = [*called - set(content["layers"]), *read - {*tensors, "training"}]
+    _check(not unknown, f"{', '.join(map(repr, unknown[:3]))} in its graph, but nowhere else")
+    return fx.GraphModule(root, graph, name if name.isidentifier() else "Pruned")
 
 
 def _graph(nodes: list[Any]) -> fx.Graph:
@@ -122,7 +153,7 @@ def _graph(nodes: list[Any]) -> fx.Graph:
         elif op == "call_method":
             _check(target in METHODS, f"the method {target!r}")
         elif op in ("call_module", "get_attr"):
-            _check(_PATH.fullmatch(target) is not None, f"the path {target!r}")
+            _check(_is_path(target), f"the path {target!r}")
         else:
             _check(op in ("placeholder", "output") and target.isidentifier(), f"the node {op!r}")
         if op == "output":
@@ -173,6 +204,6 @@ def _container(root: nn.Module, path: str) -> nn.Module:
 
 
 def _place(root: nn.Module, path: str, layer: nn.Module) -> None:
-    _check(_PATH.fullmatch(path) is not None, f"the path {path!r}")
+    _check(_is_path(path), f"the path {path!r}")
     parent, _, name = path.rpartition(".")
     _container(root, parent).add_module(name, layer)
