@@ -8,7 +8,8 @@ from torchleap import DataError
 
 pl = pytest.importorskip("polars")
 
-from torchleap.data.inspection import convert, inspect  # noqa: E402
+from torchleap.data.converting import convert  # noqa: E402
+from torchleap.data.inspection import inspect  # noqa: E402
 
 ROWS = 1_000
 DICE = np.random.default_rng(0)

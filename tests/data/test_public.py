@@ -24,7 +24,9 @@ def values(task, name, part="train"):
 
 def movielens(folder):
     folder.mkdir()
-    (folder / "ratings.dat").write_text("".join(f"{u}::{m}::{1 + (u * m) % 5}::97830{u}{m}\n" for u in range(1, 9) for m in (1, 2, 3)))
+    (folder / "ratings.dat").write_text(
+        "".join(f"{u}::{m}::{1 + (u * m) % 5}::97830{u}{m}\n" for u in range(1, 9) for m in (1, 2, 3))
+    )
     (folder / "users.dat").write_text("".join(f"{u}::{'MF'[u % 2]}::{18 + u}::{u}::9{u}000\n" for u in range(1, 9)))
     movies = ["1::Caf\xe9 (1995)::Comedy|Drama", '2::The "Sea"::Drama', "3::Tea, and ; so::Action"]
     (folder / "movies.dat").write_bytes("\n".join(movies).encode("latin-1"))
@@ -67,7 +69,7 @@ def test_criteos_numbers_become_steps(tmp_path):
 
 
 def test_avazu_has_22_fields_and_no_id(tmp_path):
-    names = "id,click,hour,C1,banner_pos".split(",")
+    names = ["id", "click", "hour", "C1", "banner_pos"]
     rows = [f"{1000 + i},{i % 2},1410210{i % 3},1005,{i % 4}" for i in range(40)]
     (tmp_path / "train.csv").write_text("\n".join([",".join(names), *rows]))
     task = tl.data.avazu(tmp_path)

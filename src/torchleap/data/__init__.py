@@ -8,6 +8,7 @@ from .industrial import IndustrialLog, industrial
 from .truth import KnownTruth
 
 if TYPE_CHECKING:
+    from .converting import convert
     from .inspection import inspect
     from .public import aliccp, avazu, census_income, criteo, download, movielens_1m
     from .reading import read
@@ -18,6 +19,7 @@ _HOME = {  # polars takes a while to import and is an extra, so these are import
     **dict.fromkeys(("aliccp", "avazu", "census_income", "criteo", "download", "movielens_1m"), "public"),
     **dict.fromkeys(("Batch", "Batches", "Rows", "Task"), "task"),
     "Column": "schema",
+    "convert": "converting",
     "inspect": "inspection",
     "read": "reading",
 }
@@ -33,6 +35,7 @@ __all__ = [
     "aliccp",
     "avazu",
     "census_income",
+    "convert",
     "criteo",
     "download",
     "industrial",

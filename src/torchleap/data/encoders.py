@@ -317,7 +317,7 @@ def _vector_length(column: Column, sample: pl.Series) -> int:
 
 
 def _any_of_row(mask: Array) -> Array:
-    return mask[:, 0] if mask.shape[1] == 1 else mask.any(axis=1)  # a reduction over one column takes long
+    return np.asarray(mask[:, 0] if mask.shape[1] == 1 else mask.any(axis=1))  # a reduction over one column takes long
 
 
 def _moments(chunks: Iterable[Array]) -> tuple[Array, Array, int]:

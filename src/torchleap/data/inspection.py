@@ -1,13 +1,10 @@
-"""inspect: what each column of a file holds, and which look wrong; convert: the same rows in another format."""
+"""inspect: what each column of a file holds, and which look wrong."""
 
-import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from hashlib import blake2b
-from pathlib import Path
 from typing import Any
-from uuid import uuid4
 
 import numpy as np
 import polars as pl
@@ -20,19 +17,13 @@ from ..text import plural, table
 from .encoding import Label, Progress, Roles
 from .reading import SAMPLE_ROWS
 from .schema import MISSING_TEXT, Kind, infer
-from .sources import PACKED, Source, explained, open_source
+from .sources import Source, open_source
 
 LEAK = 0.99  # an AUC that no honest column reaches alone
 DEFAULT = 0.99  # the share of the most common value from which on a column hardly varies
 ENOUGH = 10  # rows of each class, below which such an AUC may be luck
 TESTED = 200_000  # rows, at most, that an AUC is measured on
 LONGEST_VALUE = 20  # characters of a value that are shown
-SINKS: dict[str, Callable[..., None]] = {
-    ".parquet": pl.LazyFrame.sink_parquet,
-    ".arrow": pl.LazyFrame.sink_ipc,
-    ".csv": pl.LazyFrame.sink_csv,
-}
-
 Floats = NDArray[np.float64]
 
 
@@ -184,11 +175,11 @@ def _column(source: Source, name: str) -> pl.Series:
 def _see(source: Source, name: str) -> _Seen:
     given = _column(source, name)
     kind = infer(given.head(SAMPLE_ROWS).to_frame(), [name], text=source.text)[name].kind
-    values = (given.to_frame().select(_present(name)).to_series() if source.text else given).alias("")
+    values = (given.to_frame().select(present_text(name)).to_series() if source.text else given).alias("")
     return _Seen(name, values.fill_nan(None) if values.dtype.is_float() else values, kind)
 
 
-def _present(name: str) -> pl.Expr:
+def present_text(name: str) -> pl.Expr:
     """Text without blanks around it; null where it says that there is no value."""
     text = selectors.by_name(name).as_expr().str.strip_chars()
     return pl.when(~text.is_in(MISSING_TEXT)).then(text).alias(name)
@@ -305,93 +296,3 @@ def _left(cells: Sequence[str]) -> list[str]:
 def _printable(text: str) -> str:
     """Without line breaks and escape codes, which would spoil the table or the terminal."""
     return text if text.isprintable() else repr(text)[1:-1]
-
-
-def convert(
-    data: Any,
-    out: str | os.PathLike[str],
-    *,
-    separator: str | None = None,
-    names: Sequence[str] | None = None,
-    overwrite: bool = False,
-    progress: Progress | None = None,
-) -> tuple[int, int]:
-    """Write the rows of a file to a .parquet, .arrow or .csv file, which appears whole or not at all.
-
-    Some rows are in memory at a time. Columns of CSV become Int64 or Float64 if they are numeric and every row agrees.
-
-    Returns:
-        How many rows and columns were written.
-    """
-    target = Path(out)
-    check_free(target, list(SINKS), overwrite=overwrite)
-    source = open_source(data, separator=separator, names=names)
-    present = source.names()
-    nested = [name for name, dtype in source.frame.collect_schema().items() if dtype.is_nested()]
-    if nested and target.suffix == ".csv":
-        raise DataError(f"CSV cannot hold lists and vectors, as {', '.join(nested[:5])} do. Write .parquet or .arrow.")
-    tell = progress or (lambda *_: None)
-    rows, types = _types(source, tell) if source.text else (source.frame.select(pl.len()).collect().item(), {})
-    typed = source.frame.with_columns([_present(name).cast(dtype) for name, dtype in types.items() if dtype != pl.String])
-    _sink(_counted(typed, rows, tell), target, source)
-    return rows, len(present)
-
-
-def check_free(path: Path, endings: Sequence[str], *, overwrite: bool) -> None:
-    """Refuse to write where a file is already, or cannot be."""
-    if path.suffix not in endings:
-        raise DataError(f"Expected a new file that ends in {' or '.join(endings)}, but found {str(path)!r}.")
-    if not path.parent.is_dir():
-        raise DataError(f"There is no folder {path.parent} for {path.name}. Make it first.")
-    if path.is_dir() or (path.exists() and not overwrite):
-        raise DataError(
-            f"{path} is there already. Name another file{'' if path.is_dir() else ', or overwrite it (overwrite=True, --force)'}."
-        )
-
-
-def _types(source: Source, tell: Progress) -> tuple[int, dict[str, pl.DataType]]:
-    """How many rows there are, and the types of numeric columns, by all rows."""
-    sample = source.head(SAMPLE_ROWS)
-    columns = infer(sample, sample.columns, text=True).items()
-    types: dict[str, pl.DataType] = {name: pl.Int64() for name, column in columns if column.kind == "numeric"}
-    bytes_read = sum(file.stat().st_size * (4 if file.suffix in PACKED else 1) for file in source.files)
-    expected = int(bytes_read * len(sample) / len(sample.write_csv().encode()))
-    rows = 0
-    for block in source.blocks(sample.columns):
-        present = block.select([_present(name) for name in types])
-        types = {name: _narrowest(present[name].drop_nulls(), so_far) for name, so_far in types.items()}
-        rows += len(block)
-        tell("finding types", rows, max(rows, expected))
-    return rows, types
-
-
-def _narrowest(text: pl.Series, so_far: pl.DataType) -> pl.DataType:
-    """Int64, Float64 or String: what holds this text, and what came before, without loss."""
-    if so_far == pl.Int64 and not text.cast(pl.Int64, strict=False).null_count():
-        return so_far
-    too_long = text.str.contains(r"^[+-]?\d{16,}$").any()  # an id, of which a float would lose digits
-    return pl.String() if so_far == pl.String or too_long or text.cast(pl.Float64, strict=False).null_count() else pl.Float64()
-
-
-def _counted(frame: pl.LazyFrame, rows: int, tell: Progress) -> pl.LazyFrame:
-    """The same rows, told about as they pass."""
-    done = 0
-
-    def count(block: pl.DataFrame) -> pl.DataFrame:
-        nonlocal done
-        done += len(block)
-        tell("writing", done, rows)
-        return block
-
-    return frame.map_batches(count, streamable=True)
-
-
-def _sink(frame: pl.LazyFrame, target: Path, source: Source) -> None:
-    temporary = target.with_name(f".{target.name}.{uuid4().hex}")
-    try:
-        SINKS[target.suffix](frame, temporary)
-        temporary.replace(target)
-    except pl.exceptions.PolarsError as error:
-        raise explained(error, source) from error
-    finally:
-        temporary.unlink(missing_ok=True)

@@ -115,16 +115,21 @@ def _infer(values: pl.Series, *, text: bool) -> Column:
         even = len(lengths) > 0 and lengths.n_unique() == 1 and int(lengths[0]) > 1
         return Column(name, "vector" if dtype.inner.is_float() and even else "list")
     if dtype == pl.String and text:
-        present = values.filter(~values.is_in(MISSING_TEXT)).drop_nulls().str.strip_chars()
+        stripped = values.str.strip_chars()
+        present = stripped.filter(~stripped.is_in(MISSING_TEXT)).drop_nulls()
         numbers = present.cast(pl.Float64, strict=False).drop_nulls()
         if len(numbers) < MOSTLY_NUMBERS * len(present) or len(present) == 0:
+            return Column(name, "categorical")
+        if present.str.contains(r"^[+-]?\d{16,}$").any():  # an id, of which a float would lose digits
             return Column(name, "categorical")
         whole = len(present.cast(pl.Int64, strict=False).drop_nulls()) >= len(numbers)
         return Column(name, _kind_of_numbers(name, numbers, whole=whole))
     if dtype.is_float() or dtype.is_decimal() or dtype.is_temporal() or dtype == pl.Boolean:
         return Column(name, "numeric")
     if dtype.is_integer():
-        return Column(name, _kind_of_numbers(name, values.drop_nulls(), whole=True))
+        present = values.drop_nulls()
+        exact = bool((present.cast(pl.Float64).abs() <= 2**53).all())  # a float holds them
+        return Column(name, _kind_of_numbers(name, present, whole=True) if exact else "categorical")
     return Column(name, "categorical")
 
 
