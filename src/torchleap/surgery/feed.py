@@ -72,7 +72,8 @@ class Fed:
     """A hook like `Site`, that feeds constants."""
 
     def __init__(self, site: Site, places: dict[str, slice], whole: slice) -> None:
-        self.site = site
+        self.site = copy.copy(site)
+        self.site.handle, self.site.siblings = None, ()  # of the model that it was made from
         self.places = places
         self.whole = whole
         self.shapes: dict[str, tuple[int, ...]] = {}  # of one row of each entry of a dict, as seen on the example
@@ -128,7 +129,7 @@ def feed(
         module.get_submodule(".".join(site.home)).add_module(CHILD, constants)
         whole = site.columns or slice(0, fields.dims)
         inside = [n for n in fields.names if whole.start <= fields.columns(n).start and fields.columns(n).stop <= whole.stop]
-        Fed(copy.copy(site), {name: fields.columns(name) for name in inside}, whole).hold(module)
+        Fed(site, {name: fields.columns(name) for name in inside}, whole).hold(module)
     return small
 
 

@@ -150,7 +150,7 @@ class Surgery:
             except Exception as error:  # whatever it is: the next way is simpler
                 reasons.append(first_line(error))
             else:
-                return plan, partial(_make, candidate, plan)
+                return plan, partial(_make, candidate, plan, self.examples.once)
         raise SurgeryError(
             f"Nothing was changed: {reasons[-1]}. Is the model deterministic in eval(), and can it be copied? If so, this is a "
             "bug of torchleap; please report the model."
@@ -221,8 +221,12 @@ class Surgery:
         )
 
 
-def _make(candidate: Candidate, plan: Plan) -> nn.Module:
-    return as_pruned(candidate.make(False), plan, candidate.graph)
+def _make(candidate: Candidate, plan: Plan, example: Call) -> nn.Module:
+    made = as_pruned(candidate.make(False), plan, candidate.graph)
+    if candidate.graph is None:  # what feeds constants learns the shapes of the entries that may be missing
+        with untouched(made):
+            run(made, example)
+    return made
 
 
 def _constants_fed(rewritten: Rewrite) -> list[str]:
