@@ -56,6 +56,30 @@ def test_the_state_of_the_kept_weights_comes_along(name):
     carried.step()
 
 
+def test_tied_weights_keep_their_state_when_the_first_of_their_names_goes():
+    class Tied(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.tables = nn.ModuleList([nn.Embedding(12, 4), nn.Embedding(12, 4)])
+            self.tables[1].weight = self.tables[0].weight
+            self.head = nn.Linear(8, 1)
+
+        def forward(self, x):
+            return self.head(torch.cat([table(x[:, i]) for i, table in enumerate(self.tables)], 1))
+
+    model = Tied()
+    plugin = tl.attach(model, {"clicked": 4, "bought": 4}, at="head")
+    optimizer = torch.optim.Adam(plugin.parameter_groups(gate_lr=1e-3))
+    for _ in range(2):
+        (model(torch.randint(12, (16, 2))).sum() + plugin.penalty()).backward()
+        optimizer.step()
+    small = plugin.prune(tl.Selection(plugin.fields, (0.1, 0.9), (False, True)))
+    carried = tl.carry_over(optimizer, model, small)
+    assert {id(p) for group in carried.param_groups for p in group["params"]} == {id(p) for p in small.parameters()}
+    old, new = optimizer.state[model.tables[0].weight], carried.state[small.tables[1].weight]
+    assert torch.equal(old["exp_avg"], new["exp_avg"])
+
+
 def test_groups_keep_their_settings():
     model, plugin, _ = attached("wide_deep")
     groups = [{"params": list(model.deep.parameters()), "lr": 1.0}, {"params": list(model.tables.parameters()), "lr": 2.0}]

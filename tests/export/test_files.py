@@ -9,6 +9,7 @@ from torch import nn
 
 import torchleap as tl
 from tests.architectures import ARCHITECTURES, attached
+from torchleap.export import files
 
 DESCRIBED = [name for name in ARCHITECTURES if name != "transformer"]
 
@@ -154,8 +155,10 @@ def test_what_was_not_pruned_is_not_saved(tmp_path):
 
 
 def damage(folder, **changes):
+    """Change a manifest as somebody would who knows about its digest."""
     path = folder / "manifest.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+    content = json.loads(path.read_text()) | changes
+    path.write_text(json.dumps(content | {"sha256": files._digest_of(content)}))
 
 
 def test_damaged_files_are_refused(pruned, tmp_path):
@@ -188,11 +191,152 @@ def test_damaged_files_are_refused(pruned, tmp_path):
         tl.export.load(folder)
 
 
+def test_a_changed_digit_in_the_manifest_is_noticed(tmp_path):
+    _, plugin, _ = attached("wide_deep")
+    tl.export.save(plugin.prune(plugin.select(share=0.6)), tmp_path / "model")
+    path = tmp_path / "model" / "manifest.json"
+    path.write_text(path.read_text().replace('"eps": 1e-05', '"eps": 1e+05'))
+    with pytest.raises(tl.SurgeryError, match="its content is not what was written"):
+        tl.export.load(tmp_path / "model")
+
+
+@pytest.mark.parametrize("content", ["[" * 100_000, "", "null", "\x00"])
+def test_what_is_no_manifest_is_refused(content, pruned, tmp_path):
+    tl.export.save(pruned[0], tmp_path / "model")
+    (tmp_path / "model" / "manifest.json").write_text(content)
+    with pytest.raises(tl.SurgeryError):
+        tl.export.load(tmp_path / "model")
+
+
+def test_a_file_is_no_folder(tmp_path):
+    (tmp_path / "model").write_text("")
+    with pytest.raises(tl.SurgeryError, match="holds no pruned model"):
+        tl.export.load(tmp_path / "model")
+
+
+def test_the_folders_above_are_made(pruned, tmp_path):
+    tl.export.save(pruned[0], tmp_path / "models" / "today" / "small")
+    assert tl.export.manifest(tmp_path / "models" / "today" / "small")["model"] == "WideAndDeep"
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        *({"aliases": 3}, {"aliases": {"x": "nowhere"}}, {"aliases": {"x": {}}}, {"weights": 3}, {"weights": {}}),
+        *({"trainable": None}, {"graph": 3}, {"graph": {}}, {"graph": {"nodes": 3, "layers": {}}}),
+        {"graph": {"nodes": [], "layers": {}}},
+    ],
+)
+def test_a_manifest_that_makes_no_sense_is_refused(changes, pruned, tmp_path):
+    tl.export.save(pruned[0], tmp_path / "model")
+    damage(tmp_path / "model", **changes)
+    with pytest.raises(tl.SurgeryError):
+        tl.export.load(tmp_path / "model")
+
+
+def gated(model, make, fields, at="join", side="output"):
+    plugin = tl.attach(model, fields, at=at, side=side)
+    for step in range(3):
+        model.train()(make(16, step))
+    with torch.no_grad():
+        plugin.gates.theta.copy_(torch.linspace(-0.3, 1.0, len(plugin.gates.theta)))
+    return plugin.prune(plugin.select(share=0.6)).eval()
+
+
+def reloaded(small, folder):
+    tl.export.save(small, folder)
+    return tl.export.load(folder)
+
+
+class Offsets(nn.Module):
+    """Tensors that state_dict() does not hold."""
+
+    def __init__(self):
+        super().__init__()
+        self.table = nn.Embedding(60, 4)
+        self.register_buffer("offsets", torch.arange(5) * 12, persistent=False)
+        self.scale = torch.rand(20)
+        self.join = nn.Linear(20, 1)
+
+    def forward(self, x):
+        return self.join(self.table(x + self.offsets).flatten(1) * self.scale)
+
+
+def test_tensors_that_are_no_state_are_saved_too(tmp_path):
+    small = gated(Offsets(), lambda r, s: torch.randint(12, (r, 5)), dict.fromkeys("abcde", 4), side="input")
+    x = torch.randint(12, (7, 5))
+    assert torch.equal(reloaded(small, tmp_path / "model")(x), small(x))
+    assert tl.export.load(tmp_path / "model", small) is small
+
+
+class Named(nn.Module):
+    def __init__(self, names):
+        super().__init__()
+        self.tables = nn.ModuleDict({name: nn.Embedding(12, 4) for name in names})
+        self.join = nn.Identity()
+        self.head = nn.Linear(4 * len(names), 1)
+
+    def forward(self, batch):
+        return self.head(self.join(torch.cat([table(batch[name]) for name, table in self.tables.items()], 1)))
+
+
+@pytest.mark.parametrize("names", [("user-id", "größe", "x y", "c/d"), ("a", "b", "c(1)", "d{2}")])
+def test_layers_may_have_any_name(names, tmp_path):
+    def make(rows, seed):
+        return {name: torch.randint(12, (rows,), generator=torch.Generator().manual_seed(seed)) for name in names}
+
+    small = gated(Named(names), make, dict.fromkeys(names, 4))
+    if "c(1)" in names:  # what might be code is not written into any
+        tl.export.save(small, tmp_path / "model")
+        with pytest.raises(tl.SurgeryError, match="because of the name"):
+            tl.export.load(tmp_path / "model")
+    else:
+        assert torch.equal(reloaded(small, tmp_path / "model")(make(7, 9)), small(make(7, 9)))
+
+
+class Hooked(nn.Module):
+    def __init__(self, change):
+        super().__init__()
+        self.join = nn.Identity()
+        self.first = nn.Linear(20, 6)
+        self.relu = nn.ReLU(inplace=True)
+        self.head = nn.Linear(6, 1)
+        change(self)
+
+    def forward(self, x):
+        return self.head(self.relu(self.first(self.join(x))))
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda model: nn.utils.spectral_norm(model.first), "the hooks on the layer Linear"),
+        (lambda model: model.relu.register_forward_hook(lambda *call: call[2] * 2), "the hooks on the layer ReLU"),
+        (lambda model: model.register_forward_hook(lambda *call: call[2] * 2), "the hooks on the model"),
+    ],
+)
+def test_hooks_need_their_code(change, reason, tmp_path):
+    small = gated(Hooked(change), lambda r, s: torch.randn(r, 20), dict.fromkeys("abcde", 4))
+    tl.export.save(small, tmp_path / "model")
+    with pytest.raises(tl.SurgeryError, match=f"because of {reason}"):
+        tl.export.load(tmp_path / "model")
+
+
+def test_layers_that_worked_in_place_compute_the_same_when_loaded(tmp_path):
+    small = gated(Hooked(lambda model: None), lambda r, s: torch.randn(r, 20), dict.fromkeys("abcde", 4))
+    assert not small.relu.inplace
+    x = torch.randn(7, 20)
+    assert torch.equal(reloaded(small, tmp_path / "model")(x), small(x))
+
+
 EVIL = [
     ["x", "call_function", "os.system", {"tuple": ["touch /tmp/evil"]}, {"dict": []}],
     ["x", "call_function", "builtins.eval", {"tuple": ["1"]}, {"dict": []}],
     ["x", "call_method", "__reduce__", {"tuple": [{"node": "batch"}]}, {"dict": []}],
     ["x", "get_attr", "__class__.__init__.__globals__[x]", {"tuple": []}, {"dict": []}],
+    ["x", "get_attr", "__class__.__init__", {"tuple": []}, {"dict": []}],
+    ["x", "get_attr", 'a b"), print("', {"tuple": []}, {"dict": []}],
+    ["x", "call_module", "deep", {"tuple": [{"node": "batch"}]}, {"dict": []}],
     ["x\nimport os", "call_method", "size", {"tuple": [{"node": "batch"}]}, {"dict": []}],
     ["x", "placeholder", "x=__import__('os')", {"tuple": []}, {"dict": []}],
     ["x", "nonsense", "x", {"tuple": []}, {"dict": []}],

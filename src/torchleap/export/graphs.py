@@ -134,6 +134,7 @@ def from_json(content: dict[str, Any], tensors: dict[str, Tensor], trainable: di
     absent = [path for path, tensor in (*root.named_parameters(), *root.named_buffers()) if tensor.is_meta]
     _check(not absent, f"no weights for {', '.join(absent[:3])}")
     graph = _graph(content["nodes"])
+    _check([node.op for node in graph.nodes][-1:] == ["output"], "no output at the end")
     called = {str(node.target) for node in graph.nodes if node.op == "call_module"}
     read = {str(node.target) for node in graph.nodes if node.op == "get_attr"}
     unknown = [*called - set(content["layers"]), *read - {*tensors, "training"}]
