@@ -23,6 +23,7 @@ ROOMS = (
     "export",
     "plugin",
     "data",
+    "models",
     "cli",
     "__init__",
 )

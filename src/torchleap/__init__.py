@@ -1,5 +1,8 @@
 """torchleap finds out, during ordinary training, which input fields a deep ranking model can do without."""
 
+from importlib import import_module
+from typing import Any
+
 from . import data, export, metrics
 from .errors import AttachError, DataError, FieldError, MetricError, SelectionError, SurgeryError, TorchleapError
 from .fields import Field, Fields
@@ -12,6 +15,13 @@ from .selection import Selection
 from .surgery import Plan
 
 __version__ = "0.1.0"
+
+
+def __getattr__(name: str) -> Any:
+    if name == "models":  # needs polars, which is an extra and takes a while to import
+        return import_module(".models", __name__)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
 
 __all__ = [
     "AttachError",

@@ -68,6 +68,11 @@ class Batch:
     def __len__(self) -> int:
         return self.label.shape[0]
 
+    @property
+    def inputs(self) -> tuple[Tensor, Tensor]:
+        """What a model of `torchleap.models` takes."""
+        return self.ids, self.numbers
+
     def to(self, device: torch.device | str) -> "Batch":
         """The same on another device."""
         group = None if self.group is None else self.group.to(device)
