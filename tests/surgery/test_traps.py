@@ -9,6 +9,7 @@ from torch.nn.utils import prune, spectral_norm, weight_norm
 import torchleap as tl
 from tests.architectures import FIELDS, NAMES, WIDTH, ids_by_name
 from tests.surgery.test_prune import COLUMNS, assert_exact, prepared
+from torchleap.surgery.examples import run_on_cpu
 
 FED = "constants are fed instead (exact)"
 
@@ -347,3 +348,52 @@ def test_the_batch_is_never_changed():
         before = batch.clone()
         small(batch)
         assert torch.equal(batch, before)
+
+
+def test_the_last_of_a_history_may_be_read_from_the_ids_themselves():
+    class Last(Reader):
+        def forward(self, batch):
+            last = self.clicks(batch["clicks"][:, -1])
+            return self.head(self.join(torch.cat([self.item(batch["item"]), last, batch["x"]], 1)))
+
+    fields = tl.Fields({"item": 4, "clicks": 4, "x": 4})
+    selection = tl.Selection(fields, (0.5,) * 3, (False, True, True))
+    plugin, selection, small = pruned(Last(None), clicks, fields=fields, selection=selection)
+    for length in (5, 3, 8, 1):
+        assert_same(plugin, selection, small, clicks(7, 9, length))
+
+
+def test_a_dict_of_fields_may_hold_entries_that_forward_does_not_ask_for():
+    class Sum(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.head = nn.Linear(3, 1)
+
+        def forward(self, batch):
+            return self.head(torch.cat([batch["age"], batch["clicks"]], 1))
+
+    def make(rows=16, seed=0):
+        dice = torch.Generator().manual_seed(seed)
+        return {"age": torch.randn(rows, 1, generator=dice), "clicks": torch.randn(rows, 2, generator=dice)}
+
+    fields = tl.Fields({"age": 1, "clicks": 2})
+    selection = tl.Selection(fields, (0.1, 0.9), (False, True))
+    plugin, selection, small = pruned(Sum(), make, at="", side="input", fields=fields, selection=selection)
+    assert small.head.in_features == 2
+    assert_same(plugin, selection, small, make(7, 9) | {"label": torch.ones(7)})
+    assert torch.equal(small({"clicks": make(7, 9)["clicks"]}), small(make(7, 9)))
+
+
+@pytest.mark.parametrize("kind", [Optional, Walking])
+def test_models_that_ask_for_entries_are_compiled_and_exported(kind, tmp_path):
+    _, selection, small = pruned(kind())
+    batch = ids_by_name(7, 9)
+    torch.testing.assert_close(torch.compile(small, fullgraph=True, backend="eager")(batch), small(batch))
+    tl.export.to_program(small, tmp_path / "model.pt2", batch)
+    kept = {name: column for name, column in batch.items() if name in selection.kept}
+    torch.testing.assert_close(torch.export.load(tmp_path / "model.pt2").module()(kept), small(batch))
+
+
+def test_trials_run_on_the_cpu_where_the_model_does_not():
+    model, batch = Ranker(), (ids_by_name(7, 9),)
+    assert torch.equal(run_on_cpu(model, (batch, {})), model.eval()(*batch))

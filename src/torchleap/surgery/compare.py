@@ -30,7 +30,7 @@ def _pairs(found: Any, expected: Any) -> list[tuple[Tensor, Tensor]] | None:
         if isinstance(one, Tensor) and isinstance(other, Tensor):
             if (one.shape, one.dtype) != (other.shape, other.dtype):
                 return None
-            pairs.append((one.detach(), other.detach()))
+            pairs.append((one.detach().cpu(), other.detach().cpu()))
         elif isinstance(one, Tensor) or isinstance(other, Tensor) or (_is_plain(one) and one != other):
             return None
     return pairs

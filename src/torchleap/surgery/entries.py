@@ -13,7 +13,18 @@ class Entries(dict[Any, Any]):
         super().__init__(entries)
         self.example = tuple(entries)
         self.asked: set[Any] = set()  # entries of which it was asked whether they are there
-        self.walked = False  # whether it was asked which entries there are
+        self.walks: list[str] = []  # how it was asked which entries there are
+
+    @property
+    def walked(self) -> bool:
+        """Whether it was asked which entries there are."""
+        return bool(self.walks)
+
+    def replaced(self, changes: Mapping[Any, Any]) -> "Entries":
+        """The same dict with other values; what is asked of it is asked of this one."""
+        other = Entries({**dict(super().items()), **changes})
+        other.asked, other.walks = self.asked, self.walks
+        return other
 
     def __contains__(self, key: object) -> bool:
         self.asked.add(key)
@@ -35,31 +46,31 @@ class Entries(dict[Any, Any]):
         return super().setdefault(key, default)
 
     def __iter__(self) -> Iterator[Any]:  # dict(batch) and {**batch} come here as well, by keys()
-        self.walked = True
+        self.walks.append("__iter__")
         return super().__iter__()
 
     def __len__(self) -> int:
-        self.walked = True
+        self.walks.append("__len__")
         return super().__len__()
 
     def keys(self) -> Any:
         """As of a dict."""
-        self.walked = True
+        self.walks.append("keys")
         return super().keys()
 
     def values(self) -> Any:
         """As of a dict."""
-        self.walked = True
+        self.walks.append("values")
         return super().values()
 
     def items(self) -> Any:
         """As of a dict."""
-        self.walked = True
+        self.walks.append("items")
         return super().items()
 
     def copy(self) -> Any:
         """As of a dict."""
-        self.walked = True
+        self.walks.append("copy")
         return super().copy()
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
 from ..errors import SurgeryError
 from ..gates import LeAP
@@ -40,15 +40,17 @@ class Examples:
         """Try out which dimensions may change."""
         rows, output = _arriving(model, gates, example)
 
+        runs = run if gates.theta.device.type == "cpu" else run_on_cpu
+
         def attempt(call: Call) -> Any:
             try:
-                return run(model, call)
+                return runs(model, call)
             except Exception:
                 gates.passed = {}  # of a pass that did not come to its end
                 return None
 
         with_rows = [i for i, leaf in enumerate(tree_leaves(example)) if _has_rows(leaf, rows)]
-        if any(isinstance(module, nn.EmbeddingBag) for module in model.modules()):
+        if _flat_bags(model, example):
             with_rows = _without_bags(example, with_rows, rows, lambda call: _shapes(attempt(call)) == _shapes(output))
         twice = _changed(example, {(leaf, 0): 2 * rows for leaf in with_rows})
         backwards = _backwards(example)
@@ -107,6 +109,15 @@ def run(model: nn.Module, example: Call) -> Any:
     args, kwargs = fresh(example)
     with in_eval(model):
         return model(*args, **kwargs)
+
+
+def run_on_cpu(model: nn.Module, example: Call) -> Any:
+    """The same, elsewhere: an index past the end, which a trial may come to, is an error there, but the end of a CUDA process."""
+    held = (*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False))
+    tensors = {name: tensor.cpu() for name, tensor in held}
+    args, kwargs = tree_map(lambda leaf: leaf.cpu() if isinstance(leaf, Tensor) else leaf, fresh(example))
+    with in_eval(model):
+        return torch.func.functional_call(model, tensors, args, kwargs)
 
 
 @contextmanager
@@ -192,6 +203,24 @@ def _arriving(model: nn.Module, gates: LeAP, example: Call) -> tuple[int, Any]:
     if not seen:
         raise SurgeryError("the example never passes the gates")
     return seen[0], output
+
+
+def _flat_bags(model: nn.Module, example: Call) -> bool:
+    """Whether an EmbeddingBag is given the ids of all rows in one long line, with offsets."""
+    lines: list[bool] = []
+    bags = [module for module in model.modules() if isinstance(module, nn.EmbeddingBag)]
+
+    def see(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        lines.append("offsets" in kwargs or len(args) > 1)
+
+    handles = [bag.register_forward_pre_hook(see, with_kwargs=True) for bag in bags]
+    try:
+        if bags:
+            run(model, example)
+    finally:
+        for handle in handles:
+            handle.remove()
+    return any(lines)
 
 
 def _has_rows(leaf: Any, rows: int) -> bool:

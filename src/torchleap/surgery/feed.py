@@ -109,7 +109,11 @@ class Fed:
                 entry = constants.scale.new_zeros(rows, *self.shapes[name])
             self.shapes[name] = tuple(entry.shape[1:])
             fed[name] = constants(entry, place.start, place.stop)
-        return {**value, **fed}
+        if type(value) is dict:
+            return {**value, **fed}
+        output: Any = copy.copy(value)
+        output.update(fed)
+        return output
 
 
 def feed(

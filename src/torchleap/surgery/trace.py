@@ -218,8 +218,10 @@ class SiteTracer(fx.Tracer):
         """What leaves the gates."""
         fields = self.gates.arriving_fields()
         if isinstance(value, Mapping):
-            columns = {name: fields.columns(name) for name in fields.names if name in value}
-            return {**value, **{n: self._mark(value[n], place.start, place.stop) for n, place in columns.items()}}
+            present = set(value.example if isinstance(value, Entries) else value)
+            columns = {name: fields.columns(name) for name in fields.names if name in present}
+            marked = {n: self._mark(value[n], place.start, place.stop) for n, place in columns.items()}
+            return value.replaced(marked) if isinstance(value, Entries) else {**value, **marked}
         place = site.columns or slice(0, fields.dims)
         return self._mark(value, place.start, place.stop)
 
@@ -376,11 +378,15 @@ def _kind(node: fx.Node, kinds: dict[fx.Node, Kind], runs: Values, rows: int) ->
 def _varying(graph: fx.Graph, kinds: dict[fx.Node, Kind], runs: dict[fx.Node, Values]) -> set[fx.Node]:
     """Nodes with rows of changing lengths. An input is one only if its length lives on: else its columns are read one by one."""
 
-    def changes(node: fx.Node) -> bool:
+    def in_shape(node: fx.Node) -> bool:
+        once, _, longer = runs.get(node, (None, None, None))
+        return isinstance(once, Tensor) and isinstance(longer, Tensor) and once.shape != longer.shape
+
+    def in_value(node: fx.Node) -> bool:
         once, _, longer = runs.get(node, (None, None, None))
         if isinstance(once, Tensor) and isinstance(longer, Tensor):
-            return once.shape != longer.shape
-        return type(once) is int and once != longer
+            return in_shape(node) or not torch.equal(once, longer)
+        return once is not None and once != longer
 
-    found = {node for node in graph.nodes if kinds[node] == "rows" and changes(node)}
-    return {node for node in found if not is_input(node) or any(changes(user) for user in node.users)}
+    found = {node for node in graph.nodes if kinds[node] == "rows" and in_shape(node)}
+    return {node for node in found if not is_input(node) or any(in_value(user) for user in node.users)}
