@@ -24,6 +24,7 @@ ROOMS = (
     "plugin",
     "data",
     "models",
+    "train",
     "cli",
     "__init__",
 )

@@ -236,6 +236,13 @@ class Rows:
         """The labels of all rows, (rows,)."""
         return torch.from_numpy(np.array(self._map("label", np.float32, 1)[:, 0]))
 
+    @property
+    def group(self) -> Tensor | None:
+        """The groups of all rows, (rows,), if the task has any."""
+        if not self.task.roles["group"]:
+            return None
+        return torch.from_numpy(np.array(self._map("group", np.int32, 1)[:, 0]))
+
     def read(self, ranges: Any) -> Batch:
         """The rows of some ranges (start, stop), one after the other, from disk."""
         label = self._gather([("label", 1)], np.float32, ranges)[:, 0]
