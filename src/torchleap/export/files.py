@@ -45,15 +45,16 @@ def save(model: nn.Module, folder: str | os.PathLike[str], *, metrics: Mapping[s
     described = meta["torchleap"] if "torchleap" in meta else _describe(plan_of(model))
     graph: fx.Graph | None = model.graph if isinstance(model, fx.GraphModule) else getattr(type(model), "pruned_graph", None)
     tensors, aliases = _tensors(model, graph)
+    trainable = {name: p.requires_grad for name, p in model.named_parameters(remove_duplicate=False)}
     content = {
         "format": FORMAT,
         "versions": {"torchleap": version("torchleap"), "torch": torch.__version__},
         "model": type(model).__name__.removeprefix("Pruned"),
         **described,
         "metrics": _plain(metrics or {}),
-        "trainable": {name: p.requires_grad for name, p in model.named_parameters(remove_duplicate=False)},
+        "trainable": trainable,
         "aliases": aliases,
-        **_graph(model, graph),
+        **_graph(model, graph, {**tensors, **{alias: tensors[name] for alias, name in aliases.items()}}, trainable),
     }
     target = Path(folder)
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -125,13 +126,16 @@ def _load(folder: str | os.PathLike[str], content: dict[str, Any], model: nn.Mod
     return loaded.eval()
 
 
-def _graph(model: nn.Module, graph: fx.Graph | None) -> dict[str, Any]:
+def _graph(model: nn.Module, graph: fx.Graph | None, tensors: dict[str, Tensor], trainable: dict[str, bool]) -> dict[str, Any]:
+    """The graph, if a model can be built from it; else why not."""
     if graph is None:
         return {"graph": None, "needs_code": "a forward() that could not be traced"}
     try:
-        return {"graph": graphs.to_json(model, graph)}
-    except SurgeryError as error:
+        described = graphs.to_json(model, graph)
+        graphs.from_json(described, tensors, trainable, "Trial")
+    except _DAMAGES as error:
         return {"graph": None, "needs_code": str(error)}
+    return {"graph": described}
 
 
 def _describe(plan: Plan) -> dict[str, Any]:
