@@ -71,6 +71,8 @@ NOT_FOLLOWED = {
     "a branch on the data": (lambda m, x: x if (x > 3).any().item() else -x, 20),
     "a branch on the number of rows": (lambda m, x: x if x.shape[0] > 10 else -x, 20),
     "a branch on a lone row": (lambda m, x: x if x.shape[0] != 1 else x * 2, 20),
+    "parts of the batch": (lambda m, x: torch.cat([part * i for i, part in enumerate(x.chunk(4, 0), 1)]), 20),
+    "each row": (lambda m, x: torch.stack([row * 2 for row in x.unbind(0)]), 20),
     "in place, read again": (lambda m, x: (lambda h: m.r(h) + h)(m.a(x)), 6,
                              {"a": lambda: nn.Linear(20, 6), "r": lambda: nn.ReLU(inplace=True)}),
     "relu_": (in_place(lambda m, x: torch.relu_(x)), 20),

@@ -66,12 +66,11 @@ def batch_rows(given: Any) -> int:
     return int(sizes[0])
 
 
-def another(examples: Examples) -> Call:
-    """A batch with another number of rows, in which every column of the example is drawn anew and for itself."""
+def another(examples: Examples, count: int) -> Call:
+    """A batch of so many rows, in which every column of the example is drawn anew and for itself."""
     dice = torch.Generator().manual_seed(0)
     leaves, form = tree_flatten(examples.once)
     doubled = tree_leaves(examples.twice)
-    count = examples.rows + 3
 
     def draw(leaf: Tensor) -> Tensor:
         flat = leaf.reshape(len(leaf), -1)  # (B, columns)

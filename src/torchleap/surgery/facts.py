@@ -13,12 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
+from .proxies import SPLITS, split_dim
 from .trace import Trace
-
-SPLITS: set[Any] = {  # whose parts are elements of the same rows
-    *("split", "chunk", "unbind", "tensor_split", "split_with_sizes"),
-    *(torch.split, torch.chunk, torch.unbind, torch.tensor_split, torch.split_with_sizes),
-}
 
 
 @dataclass(frozen=True)
@@ -116,9 +112,7 @@ class View:
         split = node.args[0] if node.target is operator.getitem and isinstance(node.args[1], int) else None
         if not isinstance(split, fx.Node) or split.target not in SPLITS or len(split.all_input_nodes) != 1:
             return None
-        place = 1 if getattr(split.target, "__name__", split.target) == "unbind" else 2
-        dim = split.args[place] if len(split.args) > place else split.kwargs.get("dim", 0)
-        rank = self.trace.values[split.all_input_nodes[0]].dim()
+        dim, rank = split_dim(split), self.trace.values[split.all_input_nodes[0]].dim()
         return split if isinstance(dim, int) and dim % rank and self.is_rows(split.all_input_nodes[0]) else None
 
     def is_carrier(self, node: fx.Node) -> bool:

@@ -126,16 +126,17 @@ class Surgery:
             return run(self.model, example)
 
     def expect(self) -> list[tuple[Call, Any]]:
-        """Batches, each with what the pruned model should make of it: the example, and one that differs from it."""
+        """Batches, each with what the pruned model should make of it: the example, and others that differ from it."""
         reference: Callable[[Call], Any] = self.masked
         if self.fill == "zero":
             reference = partial(run, feed(self.model, self.gates, self.sites, self.affine, share=True))
         expected = [(self.examples.once, reference(self.examples.once))]
-        other = another(self.examples)
-        try:
-            expected.append((other, reference(other)))
-        except Exception:  # a batch that the model does not take, such as one whose offsets are no longer in order
-            self.gates.passed = {}
+        for rows in (self.examples.rows + 3, 1):
+            other = another(self.examples, rows)
+            try:
+                expected.append((other, reference(other)))
+            except Exception:  # a batch that the model does not take, such as one whose offsets are no longer in order
+                self.gates.passed = {}
         return expected
 
     def prepare(self) -> tuple[Plan, Callable[[], nn.Module]]:

@@ -3,10 +3,23 @@
 import operator
 from typing import Any
 
+import torch
 from torch import Tensor, fx
 from torch.fx.proxy import TraceError
 
 Values = tuple[Any, Any, Any]  # of a node on the example, on its rows twice, on longer ones
+
+
+SPLITS: set[Any] = {  # whose parts are elements of the same rows
+    *("split", "chunk", "unbind", "tensor_split", "split_with_sizes"),
+    *(torch.split, torch.chunk, torch.unbind, torch.tensor_split, torch.split_with_sizes),
+}
+
+
+def split_dim(split: fx.Node) -> Any:
+    """The dimension along which a tensor is split."""
+    place = 1 if getattr(split.target, "__name__", split.target) == "unbind" else 2
+    return split.args[place] if len(split.args) > place else split.kwargs.get("dim", 0)
 
 
 class KnownProxy(fx.Proxy):
@@ -72,9 +85,16 @@ class KnownProxy(fx.Proxy):
         if not isinstance(self._known, tuple | list) or self._is_argument(self.node):
             raise TraceError(f"it counts {self._what()}")
         inputs = (self.tracer.runs[source][0] for source in self.node.all_input_nodes)  # type: ignore[attr-defined]
-        if len({len(run) for run in self._runs}) > 1 or not all(isinstance(value, Tensor | tuple | list) for value in inputs):
+        alike = len({len(run) for run in self._runs}) == 1 and all(isinstance(value, Tensor | tuple | list) for value in inputs)
+        if not alike or self._splits_the_batch():
             raise TraceError("it splits a tensor into a number of parts that depends on the batch")
         return len(self._known)
+
+    def _splits_the_batch(self) -> bool:
+        if self.node.target not in SPLITS:
+            return False
+        dim, runs = split_dim(self.node), self.tracer.runs[self.node.args[0]]  # type: ignore[attr-defined]
+        return not isinstance(dim, int) or len({run.shape[dim] for run in runs}) > 1
 
     def __bool__(self) -> bool:
         if isinstance(self._known, tuple | list):
@@ -87,4 +107,6 @@ class KnownProxy(fx.Proxy):
 
     def _what(self) -> str:
         name = getattr(self.node.target, "__name__", self.node.target)
+        if name == "gated":
+            return "the fields"
         return f"the argument {name}" if self.node.op == "placeholder" else f"the result of {name}()"
