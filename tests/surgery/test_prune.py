@@ -51,6 +51,13 @@ def test_every_architecture_computes_what_the_masked_model_does(name, dtype):
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
+def test_every_architecture_is_followed(name):
+    _, plugin, make = attached(name)
+    for example in (None, make(rows=1, seed=3)):
+        assert "Nothing behind the gates is cut" not in str(plugin.plan(plugin.select(share=0.6), example=example))
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
 def test_single_dimensions_can_go_too(name):
     _, plugin, make = attached(name, per_dimension=True)
     with torch.no_grad():

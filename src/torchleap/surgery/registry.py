@@ -12,7 +12,7 @@ from .facts import View
 from .layers import BatchNorm, Bilinear, Convolution, Embedding, EmbeddingBag, Linear, Tokenwise
 from .layouts import Join, Layout, Pick, Reshape
 from .rules import Elementwise, Gate, Input, Opaque, Reduce
-from .trace import gated, is_input
+from .tracer import gated, is_input
 
 OPAQUE = Opaque()
 INPUT = Input()

@@ -13,7 +13,8 @@ from .examples import in_eval
 from .facts import Facts, View
 from .registry import OPAQUE, rule_for
 from .rules import Opaque
-from .trace import Trace, gated, is_input
+from .trace import Trace
+from .tracer import gated, is_input
 from .writer import Writer
 
 

@@ -1,29 +1,21 @@
 """A model as a graph: every operation between the inputs, the gates and the output, with its values on an example batch."""
 
-import inspect
-import operator
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, fx, nn
-from torch.fx.proxy import TraceError
 
 from ..errors import SurgeryError
 from ..gates import LeAP
 from ..sites import Call, Site, find_module
 from .entries import Entries
 from .examples import Attributes, Examples, bind, in_eval
-from .inplace import is_in_place, put_out_of_place, versions
-from .proxies import KnownProxy, Values
+from .inplace import put_out_of_place
+from .proxies import Values
+from .tracer import SiteTracer, gated, is_input
 
 Kind = Literal["rows", "fixed", "batch", "mode", "other"]
-
-
-def gated(x: Any, start: int, stop: int) -> Any:
-    """Marks in a graph where the columns `start:stop` pass the gates."""
-    return x
 
 
 @dataclass
@@ -59,174 +51,6 @@ class Trace:
     def module(self, node: fx.Node) -> nn.Module | None:
         """The layer that a node calls."""
         return self.model.get_submodule(str(node.target)) if node.op == "call_module" else None
-
-
-def is_input(node: fx.Node) -> bool:
-    """Whether it is a tensor of the batch: an argument, or an entry of an argument that is a dict."""
-    if node.op == "placeholder":
-        return True
-    entry = node.target is operator.getitem and isinstance(node.args[1], str)
-    return entry and isinstance(node.args[0], fx.Node) and node.args[0].op == "placeholder"
-
-
-class SiteTracer(fx.Tracer):
-    """Traces a model without its gates, marks the places where they sit, and computes every value on the example.
-
-    Args:
-        given: Each argument's value on the example, on its rows twice, on longer ones.
-        scale: What the gates do to each column: scale * x + shift.
-        opaque: Modules that could not be followed.
-        before: A trace in eval mode that this one, in train mode, should be equal to.
-    """
-
-    proxy_buffer_attributes = True
-
-    def __init__(
-        self,
-        gates: LeAP,
-        sites: dict[nn.Module, Site],
-        given: tuple[Mapping[str, Any], ...],
-        affine: tuple[Tensor, Tensor],
-        opaque: set[nn.Module],
-        before: "SiteTracer | None" = None,
-    ) -> None:
-        super().__init__()
-        self.gates = gates
-        self.sites = sites
-        self.given = given
-        self.affine = affine
-        self.opaque = opaque
-        self.before = before
-        self.order: list[fx.Node] = []
-        self.runs: dict[fx.Node, Values] = {}
-        self.changing: set[fx.Node] = set()  # nodes that change an input in place
-        self.entries: dict[str, Entries] = {}
-        self.inside: list[nn.Module] = []
-        self.failed: list[nn.Module] = []  # the modules, from the model inwards, in which tracing failed
-        self.executing = False
-        self.autocast = _autocast()
-
-    def proxy(self, node: fx.Node) -> KnownProxy:
-        """Stand for a node."""
-        return KnownProxy(node, self)
-
-    def create_node(self, kind: str, target: Any, *rest: Any, **named: Any) -> fx.Node:
-        """Write a node and compute its values."""
-        node = super().create_node(kind, target, *rest, **named)
-        place = len(self.order)
-        self.order.append(node)
-        if not torch.is_grad_enabled():
-            raise TraceError("it switches gradients off")
-        if _autocast() != self.autocast:
-            raise TraceError("it switches autocast")
-        if self.before is not None:
-            known = self.before.order[place] if place < len(self.before.order) else None
-            if known is None or (known.op, known.target) != (node.op, node.target):
-                raise SurgeryError("forward() takes another way in train() than in eval()")
-            self.runs[node] = self.before.runs[known]
-        elif kind != "output":
-            self._run(node)
-        else:
-            self.runs[node] = (None, None, None)
-        return node
-
-    def _run(self, node: fx.Node) -> None:
-        self.executing = True
-        try:
-            with torch.no_grad():
-                inputs = [self.runs[source][0] for source in node.all_input_nodes]
-                before = versions(inputs)
-                found = [self._compute(node, lambda source, i=i: self.runs[source][i], self.given[i]) for i in range(3)]
-        finally:
-            self.executing = False
-        self.runs[node] = (found[0], found[1], found[2])
-        module = self.root.get_submodule(str(node.target)) if node.op == "call_module" else None
-        if versions(inputs) != before or is_in_place(node, module):
-            self.changing.add(node)
-
-    def _compute(self, node: fx.Node, values: Any, given: Mapping[str, Any]) -> Any:
-        inputs: Any = fx.map_arg((node.args, node.kwargs), values)
-        args, kwargs = inputs
-        if node.op == "placeholder":
-            return given.get(str(node.target))
-        if node.op == "get_attr":
-            found: Any = self.root
-            for name in str(node.target).split("."):
-                found = getattr(found, name)
-            return found
-        if node.op == "call_module":
-            module = self.root.get_submodule(str(node.target))
-            return module.forward(*args, **kwargs) if module in self.sites else module(*args, **kwargs)
-        if node.op == "call_method":
-            return getattr(args[0], str(node.target))(*args[1:], **kwargs)
-        if node.target is gated:
-            x, start, stop = args
-            scale, shift = (array[start:stop].reshape(x.shape[1:]).to(x.device) for array in self.affine)
-            return torch.where(scale == 0, shift, x * scale + shift).to(x.dtype)
-        assert callable(node.target)
-        return node.target(*args, **kwargs)
-
-    def getattr(self, attr: str, attr_val: Any, parameter_proxy_cache: dict[str, Any]) -> Any:
-        """Parameters are nodes, but not while a layer computes the example."""
-        return attr_val if self.executing else super().getattr(attr, attr_val, parameter_proxy_cache)
-
-    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        """PyTorch's own layers, and modules that could not be followed."""
-        return m in self.opaque or super().is_leaf_module(m, module_qualified_name)
-
-    def create_args_for_root(self, root_fn: Any, is_module: bool, concrete_args: Any = None) -> Any:
-        """Arguments that the example leaves out keep their default; a dict is a dict, so that the model may walk over it."""
-        function, arguments = super().create_args_for_root(root_fn, is_module, concrete_args)
-        defaults = inspect.signature(self.root.forward).parameters
-        found = [arguments[0]]
-        for proxy in arguments[1:]:
-            name = str(proxy.node.target)
-            if name.startswith("*"):
-                raise SurgeryError(f"forward() takes {name}, whose arguments have no names")
-            if name in self.given[0]:
-                value = self.given[0][name]
-                if isinstance(value, Mapping):
-                    self.entries[name] = Entries({key: proxy[key] for key in value})
-                found.append(self.entries.get(name, proxy))
-            else:
-                found.append(defaults[name].default)
-                self.graph.erase_node(proxy.node)
-        site = self.sites.get(self.root)
-        if site is not None and site.side == "input":
-            found[1] = self.mark(site, found[1])
-        return function, found
-
-    def call_module(self, m: nn.Module, forward: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Follow the call, with marks in place of the gates."""
-        if self.executing:
-            return forward(*args, **kwargs)
-        site = self.sites.get(m)
-        if site is not None and site.side == "input":
-            value, name = site.first_argument(args, kwargs)
-            marked = self.mark(site, value)
-            args, kwargs = ((marked, *args[1:]), kwargs) if name is None else (args, {**kwargs, name: marked})
-        self.inside.append(m)
-        try:
-            output = super().call_module(m, forward if site is None else m.forward, args, kwargs)
-        except Exception:
-            self.failed = self.failed or list(self.inside)
-            raise
-        self.inside.pop()
-        return self.mark(site, output) if site is not None and site.side == "output" else output
-
-    def mark(self, site: Site, value: Any) -> Any:
-        """What leaves the gates."""
-        fields = self.gates.arriving_fields()
-        if isinstance(value, Mapping):
-            present = set(value.example if isinstance(value, Entries) else value)
-            columns = {name: fields.columns(name) for name in fields.names if name in present}
-            marked = {n: self._mark(value[n], place.start, place.stop) for n, place in columns.items()}
-            return value.replaced(marked) if isinstance(value, Entries) else {**value, **marked}
-        place = site.columns or slice(0, fields.dims)
-        return self._mark(value, place.start, place.stop)
-
-    def _mark(self, value: Any, start: int, stop: int) -> Any:
-        return self.create_proxy("call_function", gated, (value, start, stop), {})
 
 
 def affine(gates: LeAP, kept: Tensor) -> tuple[Tensor, Tensor]:
@@ -331,10 +155,6 @@ def _mark_output(graph: fx.Graph, tracer: SiteTracer) -> None:
 def first_line(error: Exception) -> str:
     """What an error says, in one line, as the end of a sentence."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0].removesuffix(".")
-
-
-def _autocast() -> tuple[bool, ...]:
-    return tuple(torch.is_autocast_enabled(device) for device in ("cpu", "cuda"))
 
 
 def _ask_for_the_mode(graph: fx.Graph, in_training: fx.Graph) -> dict[fx.Node, bool]:
