@@ -25,6 +25,8 @@ ROOMS = (
     "data",
     "models",
     "train",
+    "methods",
+    "searching",
     "cli",
     "__init__",
 )

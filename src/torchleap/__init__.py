@@ -16,11 +16,22 @@ from .surgery import Plan
 
 __version__ = "0.1.0"
 
+_LATER = {  # modules and what is in them that need polars, which is an extra and takes a while to import
+    **dict.fromkeys(("models", "methods", "train"), ""),
+    **dict.fromkeys(("search", "retrain"), "searching"),
+    **dict.fromkeys(("fit", "Training"), "train"),
+}
+
 
 def __getattr__(name: str) -> Any:
-    if name == "models":  # needs polars, which is an extra and takes a while to import
-        return import_module(".models", __name__)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if name not in _LATER:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    try:
+        return getattr(import_module(f".{_LATER[name]}", __name__), name) if _LATER[name] else import_module(f".{name}", __name__)
+    except ModuleNotFoundError as error:
+        if error.name != "polars":
+            raise
+        raise DataError("Tasks need the package polars. Install it: pip install 'torchleap[data]'.") from error
 
 
 __all__ = [

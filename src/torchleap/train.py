@@ -3,7 +3,7 @@
 import math
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -98,6 +98,13 @@ class Hook:
     def after_look(self, run: "Run", record: dict[str, float]) -> None:
         """Called after each look at the validation rows, with what was found."""
 
+    def at_end(self, run: "Run") -> None:
+        """Called after the last step, before the best weights are put back."""
+
+    def own_parameters(self) -> list[nn.Parameter]:
+        """Parameters of the model that the hook trains itself, in `after_step`; their gradients are left to it."""
+        return []
+
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint has to keep."""
         return {}
@@ -185,7 +192,7 @@ class _Loop:
         self.path = path
         torch.manual_seed(training.seed)
         self.batches = task.train.batches(training.batch, shuffle=True, seed=training.seed)
-        self.optimizers = optimizers_for(model, training)
+        self.optimizers = optimizers_for(model, training, except_for=[p for hook in hooks for p in hook.own_parameters()])
         self.schedules = [LambdaLR(optimizer, self._share_of_rate) for optimizer in self.optimizers]
         self.forward = torch.compile(model) if training.compile else model
         self.started = self.saved = time.monotonic()
@@ -207,6 +214,8 @@ class _Loop:
                 run.stopped = "all epochs are done"
         if not run.best:
             self._look()
+        for hook in self.hooks:
+            hook.at_end(run)
         run.model.load_state_dict(run.best)
         run.model.eval()
         run.seconds = self._seconds()
@@ -369,10 +378,11 @@ class _Loop:
             raise TrainingError(f"{path} is a checkpoint of another run: {'; '.join(problems[:3])}. Remove it to start anew.")
 
 
-def optimizers_for(model: nn.Module, training: Training) -> list[Optimizer]:
+def optimizers_for(model: nn.Module, training: Training, *, except_for: Sequence[nn.Parameter] = ()) -> list[Optimizer]:
     """Adam for the weights, and a lazy Adam for tables with sparse gradients, which touches the rows of the batch alone."""
     tables = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding | nn.EmbeddingBag) and m.sparse}
-    weights = list(_trainable(model))
+    others = {id(parameter) for parameter in except_for}
+    weights = [parameter for parameter in model.parameters() if parameter.requires_grad and id(parameter) not in others]
     dense, sparse = ([p for p in weights if (id(p) in tables) == wanted] for wanted in (False, True))
     found: list[Optimizer] = []
     if dense:
@@ -382,7 +392,3 @@ def optimizers_for(model: nn.Module, training: Training) -> list[Optimizer]:
     if not found:
         raise TrainingError("The model has nothing to train: no parameter requires a gradient.")
     return found
-
-
-def _trainable(model: nn.Module) -> Iterator[nn.Parameter]:
-    return (parameter for parameter in model.parameters() if parameter.requires_grad)

@@ -1,0 +1,41 @@
+"""Methods that score fields: LeAP, its baselines and controls, all under one roof."""
+
+from ..errors import TorchleapError, nearest
+from .attribution import SFS, Permutation, Shark
+from .base import Method, Scores, Search
+from .controls import Nothing, Random
+from .leap import LeAP, LeAPBase
+
+__all__ = [
+    "METHODS",
+    "SFS",
+    "LeAP",
+    "LeAPBase",
+    "Method",
+    "Nothing",
+    "Permutation",
+    "Random",
+    "Scores",
+    "Search",
+    "Shark",
+    "named",
+]
+
+METHODS: dict[str, type[Method]] = {
+    "leap": LeAP,
+    "leap_base": LeAPBase,
+    "permutation": Permutation,
+    "shark": Shark,
+    "sfs": SFS,
+    "random": Random,
+    "none": Nothing,
+}
+
+
+def named(method: str | Method) -> Method:
+    """The method with this name, with its default settings; a method stays what it is."""
+    if isinstance(method, Method):
+        return method
+    if method not in METHODS:
+        raise TorchleapError(f"There is no method {method!r}. {nearest(str(method), METHODS)}")
+    return METHODS[method]()

@@ -1,0 +1,68 @@
+"""What every method has in common: settings, and one method that turns a search into scores by field."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+
+from ..data.task import Batch, Rows, Task
+from ..models import Backbone, Ranker, build
+from ..train import Hook, Run, Training, fit
+
+Scores = dict[str, float]  # by field, in their order; the higher the better
+
+
+@dataclass
+class Search:
+    """What a method works with: the task, a backbone, and how to train it.
+
+    Attributes:
+        history: What the training runs of this search have recorded.
+    """
+
+    task: Task
+    backbone: Backbone
+    training: Training
+    seed: int = 0
+    history: list[dict[str, float]] = field(default_factory=list)
+
+    def model(self) -> Ranker:
+        """A fresh model, the same for the same seed."""
+        torch.manual_seed(self.seed)
+        return build(self.backbone, self.task)
+
+    def fit(self, model: nn.Module, *hooks: Hook) -> Run:
+        """Train a model with the hooks of a method."""
+        run = fit(model, self.task, self.training, hooks=hooks)
+        self.history += run.history
+        return run
+
+    def by_field(self, values: Tensor) -> Scores:
+        """Numbers of the fields, in their order, by name."""
+        return dict(zip(self.task.fields.names, values.detach().double().tolist(), strict=True))
+
+    def column_field(self) -> Tensor:
+        """The field of each column of the model's input, (D,)."""
+        widths = torch.tensor(self.task.fields.widths)
+        return torch.arange(len(widths)).repeat_interleave(widths)
+
+
+class Method:
+    """A way to score fields; each is a frozen dataclass of its settings."""
+
+    def score(self, search: Search) -> Scores:
+        """The scores of all fields; the higher, the more it is worth to keep."""
+        raise NotImplementedError
+
+
+def put_before_net(model: Ranker, layer: nn.Module) -> None:
+    """Let a layer see and change all fields side by side, (B, D) -> (B, D), before the backbone's network does."""
+    model.net = nn.Sequential(layer, model.net)
+
+
+def again_and_again(rows: Rows, size: int, seed: int) -> Iterator[Batch]:
+    """Shuffled batches without end, for gates that learn from rows that the model does not train on."""
+    batches = rows.batches(min(size, len(rows)), shuffle=True, seed=seed)
+    while True:
+        yield from batches

@@ -1,0 +1,96 @@
+"""search: scores for all fields of a task, by any method; retrain: a fresh model on the fields that are kept."""
+
+import resource
+import time
+from dataclasses import asdict, dataclass, field, is_dataclass, replace
+from typing import Any
+
+import torch
+from torch import nn
+
+from .data.task import Task
+from .fields import Fields
+from .methods import METHODS, Method, Scores, Search
+from .methods import named as method_named
+from .models import Backbone, build
+from .models import named as backbone_named
+from .selection import Selection, select
+from .train import Run, Training, evaluate, fit
+
+
+@dataclass(frozen=True)
+class SearchResult:
+    """Scores by field, and what they took."""
+
+    fields: Fields
+    method: Method
+    scores: Scores
+    seconds: float
+    memory: int  # bytes that the process held at most
+    history: list[dict[str, float]] = field(repr=False)
+
+    def select(
+        self, threshold: float | None = None, *, share: float | None = None, dims: int | None = None, cost: float | None = None
+    ) -> Selection:
+        """Decide which fields to keep by one rule; see `torchleap.selection.select`."""
+        names = {kind: name for name, kind in METHODS.items()}
+        settings: dict[str, Any] = asdict(self.method) if is_dataclass(self.method) and not isinstance(self.method, type) else {}
+        name = names.get(type(self.method), type(self.method).__name__)
+        return select(
+            self.fields, self.scores, threshold=threshold, share=share, dims=dims, cost=cost, method=name, settings=settings
+        )
+
+
+@dataclass(frozen=True)
+class RetrainResult:
+    """A model that was trained on the kept fields alone."""
+
+    model: nn.Module = field(repr=False)
+    metrics: dict[str, float]
+    seconds: float
+    run: Run = field(repr=False)
+
+
+def search(
+    task: Task,
+    *,
+    model: str | Backbone = "wide_deep",
+    method: str | Method = "leap",
+    training: Training | None = None,
+    seed: int = 0,
+) -> SearchResult:
+    """Score all fields of a task.
+
+    >>> result = search(task, method="leap", seed=0)  # doctest: +SKIP
+    >>> after = retrain(task, result.select(share=0.5), seed=0)  # doctest: +SKIP
+    """
+    started = time.monotonic()
+    chosen = method_named(method)
+    work = Search(task, backbone_named(model), _seeded(training, task, seed), seed)
+    scores = chosen.score(work)
+    memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    return SearchResult(task.fields, chosen, scores, time.monotonic() - started, memory, work.history)
+
+
+def retrain(
+    task: Task,
+    selection: Selection | None = None,
+    *,
+    model: str | Backbone = "wide_deep",
+    training: Training | None = None,
+    seed: int = 0,
+) -> RetrainResult:
+    """Train a fresh plain model on the kept fields, or on all of them, and measure it on the test rows."""
+    kept = task if selection is None else task.only(selection)
+    torch.manual_seed(seed)
+    fresh = build(model, kept)
+    run = fit(fresh, kept, _seeded(training, task, seed))
+    metrics = {f"{part}_{name}": v for part in ("valid", "test") for name, v in evaluate(fresh, getattr(kept, part)).items()}
+    return RetrainResult(fresh, metrics, run.seconds, run)
+
+
+def _seeded(training: Training | None, task: Task, seed: int) -> Training:
+    """The settings with this seed; without settings, a batch that suits the number of rows."""
+    if training is None:
+        training = Training(batch=max(1, min(4096, len(task.train) // 50)))
+    return replace(training, seed=seed)
