@@ -26,9 +26,11 @@ def cache_folder(beside: Path | None, wanted: str | os.PathLike[str] | None) -> 
     """Where encoded data is kept: where the user says, else beside the data, else in the user's cache."""
     if wanted or os.environ.get(VARIABLE):
         return Path(wanted or os.environ[VARIABLE])
-    if beside is not None and os.access(beside, os.W_OK):
-        return beside / ".torchleap"
-    return Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "torchleap"
+    if beside is not None:
+        ours = beside / ".torchleap"
+        if os.access(ours, os.W_OK | os.X_OK) if ours.is_dir() else os.access(beside, os.W_OK) and not ours.exists():
+            return ours
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "torchleap"
 
 
 class TemporaryFolder:
@@ -37,6 +39,16 @@ class TemporaryFolder:
     def __init__(self) -> None:
         self.path = Path(tempfile.mkdtemp(prefix="torchleap_"))
         weakref.finalize(self, _remove, self.path, os.getpid())
+
+
+def temporary(make: Callable[[Path], None]) -> TemporaryFolder:
+    """A folder for as long as it is needed, filled by `make`."""
+    try:
+        folder = TemporaryFolder()
+        make(folder.path)
+    except OSError as error:
+        raise _explained(error, Path(tempfile.gettempdir()), "Name another folder: TMPDIR.") from error
+    return folder
 
 
 def _remove(path: Path, owner: int) -> None:
@@ -63,7 +75,7 @@ def once(folder: Path, key: str, make: Callable[[Path], None], *, complete: str)
             if not (target / complete).exists():
                 _make(folder, key, make)
     except OSError as error:
-        raise _explained(error, folder) from error
+        raise _explained(error, folder, f"Nothing was left there. Name another folder: cache=..., or {VARIABLE}.") from error
     return target
 
 
@@ -81,8 +93,7 @@ def _make(folder: Path, key: str, make: Callable[[Path], None]) -> None:
         raise
 
 
-def _explained(error: OSError, folder: Path) -> DataError:
-    cure = f"Nothing was left there. Name another folder: cache=..., or {VARIABLE}."
+def _explained(error: OSError, folder: Path, cure: str) -> DataError:
     if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
         return DataError(f"The disk is full: the encoded data does not fit into {folder}. {cure}")
     return DataError(f"The encoded data cannot be written to {folder}: {error.strerror or error}. {cure}")

@@ -15,10 +15,13 @@ from numpy.typing import NDArray
 from ..errors import DataError
 from .codes import new_codes
 from .schema import MISSING_TEXT, Column, default_width
+from .splits import scattered
 
 MISSING, UNSEEN, FIRST = 0, 1, 2  # ids; a category's own follow
 KNOTS = 1001  # of the quantile scale
 SAMPLE = 1 << 17  # values from which quantiles and the most common value are found
+LARGEST = float(np.finfo(np.float32).max)
+ROUNDING = 64 * float(np.finfo(np.float64).eps)  # of a mean, a deviation below which is that of a constant
 
 Array = NDArray[Any]
 Chunks = Callable[[], Iterable[Array]]  # the raw train rows, as often as one likes
@@ -56,6 +59,12 @@ class Encoder:
     def __init__(self, column: Column, *, text: bool) -> None:
         self.column = column
         self.text = text
+        self.floats = False  # which have NaN for a missing value
+
+    def begin(self, dtype: pl.DataType) -> None:
+        """Called before the first block of a source, with the type that its column has there."""
+        self.text = is_text(dtype)
+        self.floats = _element(dtype).is_float()
 
     def expression(self) -> pl.Expr:
         """What to compute of a block, for all columns at once."""
@@ -84,10 +93,11 @@ class Categories(Encoder):
         self.codes = new_codes()
 
     def expression(self) -> pl.Expr:
-        return self.codes.expression(pl.col(self.column.name).cast(pl.String))
+        given = pl.col(self.column.name)
+        return self.codes.expression((given.fill_nan(None) if self.floats else given).cast(pl.String))
 
     def read(self, values: pl.Series, given: pl.Series, place: Place) -> Array:
-        return self.codes.read(values, given).reshape(-1, 1)
+        return self.codes.read(values, given.fill_nan(None) if self.floats else given).reshape(-1, 1)
 
     def learn(self, chunks: Chunks, rows: int) -> Learnt:
         counts = np.zeros(self.codes.count + 1, dtype=np.int64)
@@ -121,7 +131,8 @@ class HashedCategories(Encoder):
     dtype, slots = np.int32, 1
 
     def expression(self) -> pl.Expr:
-        return pl.col(self.column.name).cast(pl.String)
+        given = pl.col(self.column.name)
+        return (given.fill_nan(None) if self.floats else given).cast(pl.String)
 
     def read(self, values: pl.Series, given: pl.Series, place: Place) -> Array:
         ids = stable_hash(values) % np.uint64(self.column.buckets or 1) + np.uint64(FIRST)
@@ -149,7 +160,9 @@ class Lists(Categories):
     def expression(self) -> pl.Expr:
         lists = pl.col(self.column.name)
         if self.column.separator:
-            lists = lists.cast(pl.String).str.split(self.column.separator)
+            lists = lists.cast(pl.String).str.split(self.column.separator).list.filter(pl.element() != "")
+        if self.floats:
+            lists = lists.cast(pl.List(pl.Float64)).list.eval(pl.element().fill_nan(None))
         return lists.cast(pl.List(pl.String)).list.drop_nulls()
 
     def read(self, values: pl.Series, given: pl.Series, place: Place) -> Array:
@@ -177,11 +190,12 @@ class Numbers(Encoder):
     plain = False  # all numbers that were looked at can be parsed as they are
 
     def expression(self) -> pl.Expr:
-        return pl.col(self.column.name).cast(pl.Float64, strict=False)
+        given = pl.col(self.column.name)
+        return (given.cast(pl.String) if self.text else given).cast(pl.Float64, strict=False)
 
     def read(self, values: pl.Series, given: pl.Series, place: Place) -> Array:
         if values.null_count() > given.null_count():  # rarely, so only then it is worth while to look for blanks
-            values = given.str.strip_chars().cast(pl.Float64, strict=False) if given.dtype == pl.String else values
+            values = given.cast(pl.String).str.strip_chars().cast(pl.Float64, strict=False) if is_text(given.dtype) else values
             self._refuse_text(values, given, place)
         raw = values.to_numpy()
         infinite = np.isinf(raw)
@@ -203,25 +217,40 @@ class Numbers(Encoder):
             )
 
     def learn(self, chunks: Chunks, rows: int) -> Learnt:
-        step = -(-rows // SAMPLE)
+        chosen = np.arange(rows)
+        if rows > SAMPLE:  # by lot, for every n-th row would miss what comes in turns
+            chosen = np.unique(np.random.default_rng(0).integers(0, rows, SAMPLE))
         samples: list[Array] = []
 
         def transformed() -> Iterable[Array]:
+            start = 0
             for raw in chunks():
                 values = self._transform(raw)
-                samples.append(values[::step])
+                first, last = np.searchsorted(chosen, (start, start + len(raw)))
+                samples.append(values[chosen[first:last] - start])
+                start += len(raw)
                 yield values
 
         shift, scale, missing = _moments(transformed())
         sample = np.concatenate(samples)
-        present = sample[~np.isnan(sample).any(axis=1)]
-        numbers = {"shift": shift.tolist(), "scale": [float(np.sqrt((scale**2).mean())) or 1.0]}
-        if self.column.scale == "none":
-            numbers = {"shift": [0.0] * self.slots, "scale": [1.0]}
-        elif self.column.scale == "quantile" and len(present):
-            numbers = {"knots": np.quantile(present[:, 0], np.linspace(0, 1, KNOTS)).tolist()}
+        numbers = self._numbers(shift, scale, sample) if missing < rows else {}
         width = self.slots + (missing > 0)
         return Learnt(width, width, 0, missing / rows, _share_of_most_common(sample, missing / rows), numbers)
+
+    def _numbers(self, shift: Array, scales: Array, sample: Array) -> dict[str, list[float]]:
+        """What the values are to be scaled by."""
+        present = sample[~np.isnan(sample).any(axis=1)]
+        if self.column.scale == "none":
+            return {"shift": [0.0] * self.slots, "scale": [1.0]}
+        if self.column.scale == "quantile" and len(present):
+            return {"knots": np.quantile(present[:, 0], np.linspace(0, 1, KNOTS)).tolist()}
+        scale = float(np.sqrt((scales**2).mean()))
+        if not np.isfinite(scale) or not np.isfinite(shift).all():
+            raise DataError(
+                f"Column {self.column.name!r} holds numbers that are too large to be scaled by their mean and deviation. "
+                f"Use another scale: columns={{{self.column.name!r}: {{'scale': 'log'}}}}."
+            )
+        return {"shift": shift.tolist(), "scale": [scale if scale > ROUNDING * float(np.abs(shift).max()) else 1.0]}
 
     def _transform(self, raw: Array) -> Array:
         if self.column.scale == "log":
@@ -233,12 +262,17 @@ class Numbers(Encoder):
         if "knots" in learnt.numbers:
             values = _rank(values, np.array(learnt.numbers["knots"]))
         elif "shift" in learnt.numbers:
-            values = (values - np.array(learnt.numbers["shift"])) / learnt.numbers["scale"][0]
+            with np.errstate(over="ignore"):
+                values = (values - np.array(learnt.numbers["shift"])) / learnt.numbers["scale"][0]
+        else:  # no train row has a value, so nothing is known about those of others
+            values = np.where(np.isnan(values), np.nan, 0.0)
         found = np.empty((len(raw), learnt.slots), dtype=np.float32)
         lacks = np.isnan(values)
-        found[:, : self.slots] = values
+        with np.errstate(over="ignore"):
+            found[:, : self.slots] = values
         if lacks.any():
             found[:, : self.slots][lacks] = 0
+        np.clip(found, -LARGEST, LARGEST, out=found)  # what float32 cannot hold would be infinite
         if learnt.slots > self.slots:
             found[:, -1] = _any_of_row(lacks)
         return found
@@ -247,18 +281,20 @@ class Numbers(Encoder):
 class Vectors(Numbers):
     """A vector a row, all of one length: one wide field. It is scaled as a whole, so that its directions stay what they are."""
 
-    dtype = np.float32
-
-    def __init__(self, column: Column, *, text: bool, length: int) -> None:
+    def __init__(self, column: Column, *, text: bool, length: int, exact: bool) -> None:
         super().__init__(column, text=text)
         self.slots = length
+        self.dtype = np.float64 if exact else np.float32  # half as much to write where the file has no more digits
+        if length < 1:
+            raise DataError(f"Column {column.name!r} is to be a vector, but is empty. Leave it out: drop=[{column.name!r}].")
         if column.scale == "quantile":
             raise DataError(f"Column {column.name!r}: a vector has no quantiles. Use scale='standard', 'log' or 'none'.")
 
     def expression(self) -> pl.Expr:
         vectors = pl.col(self.column.name)
         if self.column.separator:
-            vectors = vectors.str.split(self.column.separator).cast(pl.List(pl.Float32), strict=False)
+            texts = vectors.cast(pl.String)
+            return pl.when(texts != "").then(texts.str.split(self.column.separator))
         return vectors
 
     def read(self, values: pl.Series, given: pl.Series, place: Place) -> Array:
@@ -270,9 +306,9 @@ class Vectors(Numbers):
                 f"{place(int(wrong[0]))}, column {self.column.name!r}: expected a vector of {self.slots} numbers, as in the "
                 f"first row, but found {int(lengths[wrong[0]])}."
             )
-        raw = np.full((len(values), self.slots), np.nan, dtype=np.float32)
-        flat = lists.drop_nulls().explode().cast(pl.Float32, strict=False).to_numpy()
-        raw[values.is_not_null().to_numpy()] = flat.reshape(-1, self.slots)
+        raw = np.full((len(values), self.slots), np.nan, dtype=self.dtype)
+        rows = np.flatnonzero(values.is_not_null().to_numpy())
+        raw[rows] = self._elements(lists.drop_nulls().explode(), given, rows, place).reshape(-1, self.slots)
         infinite = np.isinf(raw).any(axis=1)
         if infinite.any():
             raise DataError(
@@ -280,14 +316,45 @@ class Vectors(Numbers):
             )
         return raw
 
+    def _elements(self, flat: pl.Series, given: pl.Series, rows: Array, place: Place) -> Array:
+        """All numbers of a block, one after the other; refuses text that is none."""
+        texts = flat.str.strip_chars() if flat.dtype == pl.String else flat
+        numbers = texts.cast(pl.Float64 if self.dtype == np.float64 else pl.Float32, strict=False)
+        if numbers.null_count() > flat.null_count():
+            wrong = (numbers.is_null() & flat.is_not_null() & ~texts.cast(pl.String).is_in(MISSING_TEXT)).arg_true()
+            if len(wrong):
+                row = int(rows[int(wrong[0]) // self.slots])
+                raise DataError(
+                    f"{place(row)}, column {self.column.name!r}: expected a vector of numbers, but found {flat[int(wrong[0])]!r} "
+                    f"in it. If it holds categories, say so: columns={{{self.column.name!r}: 'list'}}."
+                )
+        return numbers.to_numpy()
+
+
+def is_text(dtype: pl.DataType) -> bool:
+    """Whether a column of this type holds text."""
+    return isinstance(dtype, pl.String | pl.Categorical | pl.Enum)
+
+
+def _element(dtype: pl.DataType) -> pl.DataType:
+    """The type of a list's elements; of anything else the type itself."""
+    return dtype.inner if isinstance(dtype, pl.List | pl.Array) else dtype  # type: ignore[return-value]
+
+
+def is_plain(dtype: pl.DataType) -> bool:
+    """Whether a value of this type is one number, word or moment."""
+    return dtype.is_numeric() or dtype.is_temporal() or is_text(dtype) or dtype in (pl.Boolean, pl.Null)
+
 
 def encoder_for(column: Column, sample: pl.Series, *, text: bool) -> Encoder:
     """The encoder of a column's kind; checks that the column can be of that kind."""
     dtype = sample.dtype
     nested = isinstance(dtype, pl.List | pl.Array)
-    element = dtype.inner if isinstance(dtype, pl.List | pl.Array) else dtype
-    if isinstance(element, pl.Struct | pl.Object | pl.List | pl.Array) or element == pl.Binary:
+    durations = isinstance(dtype, pl.Duration) and column.kind == "categorical"  # polars has no text for them
+    if not is_plain(_element(dtype)) or durations or (nested and _element(dtype).is_temporal()):
         raise DataError(f"Column {column.name!r} holds {dtype}, which cannot be read. Leave it out: drop=[{column.name!r}].")
+    if nested and column.separator:
+        raise DataError(f"Column {column.name!r} has separator={column.separator!r}, but holds {dtype} already. Leave it out.")
     if column.kind in ("list", "vector") and not nested and not column.separator:
         raise DataError(
             f"Column {column.name!r} is to be a {column.kind}, but holds {dtype}. Name the separator of its values: "
@@ -296,9 +363,11 @@ def encoder_for(column: Column, sample: pl.Series, *, text: bool) -> Encoder:
     if column.kind in ("numeric", "categorical") and nested:
         raise DataError(f"Column {column.name!r} is to be {column.kind}, but holds {dtype}. Make it a 'list' or a 'vector'.")
     if column.kind == "vector":
-        return Vectors(column, text=text, length=_vector_length(column, sample))
+        exact = not (nested and _element(dtype) in (pl.Float32, pl.Float16))
+        return Vectors(column, text=text, length=_vector_length(column, sample), exact=exact)
     if column.kind == "numeric":
         numbers = Numbers(column, text=text or dtype == pl.String)
+        sample = sample.cast(pl.String) if is_text(dtype) else sample
         numbers.plain = sample.cast(pl.Float64, strict=False).null_count() == sample.null_count()
         return numbers
     if column.kind == "list":
@@ -310,6 +379,8 @@ def _vector_length(column: Column, sample: pl.Series) -> int:
     if isinstance(sample.dtype, pl.Array):
         return int(sample.dtype.size)
     present = sample.drop_nulls()
+    if column.separator:
+        present = present.cast(pl.String).replace("", None).drop_nulls()
     if len(present) == 0:
         raise DataError(f"Column {column.name!r} is to be a vector, but its first rows are empty, so its length is unknown.")
     lists = present.str.split(column.separator) if column.separator else present
@@ -329,10 +400,11 @@ def _moments(chunks: Iterable[Array]) -> tuple[Array, Array, int]:
         present = (raw[~lacks] if gaps else raw).astype(np.float64, copy=False)
         missing += gaps
         if len(present):
-            own, step = present.mean(axis=0), len(present)
-            distance = own - mean
-            spread = spread + ((present - own) ** 2).sum(axis=0) + distance**2 * count * step / (count + step)
-            mean = mean + distance * step / (count + step)
+            with np.errstate(over="ignore", invalid="ignore"):  # who asks for them looks whether they are finite
+                own, step = present.mean(axis=0), len(present)
+                distance = own - mean
+                spread = spread + ((present - own) ** 2).sum(axis=0) + distance**2 * count * step / (count + step)
+                mean = mean + distance * step / (count + step)
             count += step
     return mean, np.sqrt(spread / max(count, 1)), missing
 
@@ -366,6 +438,4 @@ def stable_hash(values: pl.Series) -> NDArray[np.uint64]:
         powers = np.cumprod(np.full(int(lengths.max(initial=0)) + 1, 0x100000001B3, dtype=np.uint64))
         sums = np.concatenate([np.zeros(1, np.uint64), np.cumsum((content + np.uint64(1)) * powers[place], dtype=np.uint64)])
         found = sums[starts + lengths] - sums[starts] + lengths.astype(np.uint64)
-        for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
-            found = (found ^ (found >> np.uint64(shift))) * np.uint64(factor)
-    return np.asarray(found ^ (found >> np.uint64(31)), dtype=np.uint64)
+    return scattered(found)

@@ -5,6 +5,7 @@ there are, and so which of them train; each column learns from these, and is wri
 valid, then test.
 """
 
+import io
 import itertools
 import json
 from collections.abc import Callable, Iterator, Sequence
@@ -20,12 +21,13 @@ from numpy.typing import NDArray
 
 from ..errors import DataError
 from . import splits
-from .encoders import Array, Categories, Encoder, Learnt, Numbers, Place, stable_hash
-from .schema import Column
-from .sources import Source
+from .encoders import Array, Categories, Encoder, Learnt, Numbers, Place, is_plain, is_text, stable_hash
+from .schema import MISSING_TEXT, Column
+from .sources import ENCODED, Source, explained
 
 FORMAT = 1
-MANIFEST = "task.json"
+RULES = 2  # raised when the same file is encoded into other numbers, so that what was encoded before is not taken for it
+MANIFEST = ENCODED
 CHUNK = 8 << 20  # bytes of a raw column that are looked at together
 Progress = Callable[[str, int, int], None]  # what is done, how many rows are, of how many
 
@@ -36,7 +38,7 @@ class Roles:
 
     label: str
     threshold: float | None
-    positive: str | float | None
+    positive: str | float | bool | None
     group: str | None
     time: str | None
     split: splits.Split
@@ -75,27 +77,38 @@ class Label(Encoder):
 
     def expression(self) -> pl.Expr:
         given = pl.col(self.roles.label)
+        given = given.cast(pl.String).str.strip_chars() if self.text else given
+        number = given.cast(pl.Float64, strict=False).fill_nan(None)
         if self.roles.positive is not None:
-            chosen = str(self.roles.positive)
-            return (given.cast(pl.String).str.strip_chars() == chosen.strip()).cast(pl.Float32).alias(self.roles.label)
-        number = (given.str.strip_chars() if self.text else given).cast(pl.Float64, strict=False)
+            number = self._is_positive(given, number).cast(pl.Float64)
         if self.roles.threshold is not None:
             number = (number > self.roles.threshold).cast(pl.Float64)
-        return number.cast(pl.Float32).alias(self.roles.label)
+        return number.alias(self.roles.label)
+
+    def _is_positive(self, given: pl.Expr, number: pl.Expr) -> pl.Expr:
+        chosen = self.roles.positive
+        text = given.cast(pl.String)
+        if isinstance(chosen, str):
+            return text.str.strip_chars() == chosen.strip()
+        same = text.str.to_lowercase() == str(chosen).lower()  # True is written in many ways, and so is 1
+        return (number == float(chosen or 0)).fill_null(value=False) | same
 
     def read(self, values: pl.Series, given: pl.Series, place: Place) -> Array:
         wrong = (~values.is_in([0.0, 1.0]) | values.is_null()).arg_true()
         if len(wrong):
             row = int(wrong[0])
             raise DataError(
-                f"{place(row)}, column {self.roles.label!r}: expected the label 0 or 1, but found {given[row]!r}. {_cure(given)}"
+                f"{place(row)}, column {self.roles.label!r}: expected the label 0 or 1, but found {given[row]!r}. "
+                f"{_cure(given, row)}"
             )
-        return values.to_numpy().reshape(-1, 1)
+        return values.to_numpy().astype(np.float32).reshape(-1, 1)
 
 
-def _cure(given: pl.Series) -> str:
+def _cure(given: pl.Series, row: int) -> str:
     """What to do about a label that is not 0 or 1."""
-    numbers = given.cast(pl.Float64, strict=False).drop_nulls()
+    if given[row] != given[row] or str(given[row]).strip() in MISSING_TEXT:
+        return "Leave the rows without a label out."
+    numbers = (given.cast(pl.String) if is_text(given.dtype) else given).cast(pl.Float64, strict=False).drop_nulls()
     if len(numbers) > len(given) / 2:
         middle = float(numbers.median())  # type: ignore[arg-type]
         return f"If it is a rating, say from where on it counts as 1: threshold={middle:g} (above it is 1)."
@@ -104,34 +117,48 @@ def _cure(given: pl.Series) -> str:
 
 
 class Moments(Encoder):
-    """When each row happened: a number, a date, or a date as text."""
+    """When each row happened: a number, a date, or either as text; the first block decides which."""
 
-    dtype, slots = np.float64, 1
-
-    def expression(self) -> pl.Expr:
-        return pl.col(self.column.name)
+    dtype: type[np.generic] = np.float64
+    slots = 1
+    first: pl.Series | None = None  # a value of the first block, which shows how dates are written
+    way: Callable[[pl.Series], pl.Series]
 
     def read(self, values: pl.Series, given: pl.Series, place: Place) -> Array:
-        found = given
-        if given.dtype == pl.String:
-            found = given.cast(pl.Float64, strict=False)
-            if found.null_count() > given.null_count():
-                found = _dates(given)
-        if found.dtype.is_temporal():
-            found = found.cast(pl.Datetime("us")).cast(pl.Int64)
-        moments = found.cast(pl.Float64, strict=False).to_numpy()
-        wrong = np.flatnonzero(~np.isfinite(moments))
+        found = given.cast(pl.String).str.strip_chars() if is_text(given.dtype) else given
+        if self.first is None:
+            self.first = found.drop_nulls().head(1)
+            self.way = self._dates if is_text(found.dtype) and _are_dates(found) else _physical
+            exact = found.dtype.is_signed_integer() or found.dtype.is_temporal() or _are_long(found)
+            self.dtype = np.int64 if exact else np.float64  # a float would round nanoseconds
+        moments = self.way(found).cast(pl.Int64 if self.dtype == np.int64 else pl.Float64, strict=False)
+        wrong = (moments.is_null() | ~moments.is_finite()).arg_true()
         if len(wrong):
             row = int(wrong[0])
             raise DataError(f"{place(row)}, column {self.column.name!r}: expected a time or a number, but found {given[row]!r}.")
-        return moments.reshape(-1, 1)
+        return moments.to_numpy().reshape(-1, 1)
+
+    def _dates(self, found: pl.Series) -> pl.Series:
+        assert self.first is not None
+        try:
+            return pl.concat([self.first, found]).str.to_datetime(strict=False)[1:].to_physical()
+        except pl.exceptions.PolarsError:  # not one of them is a date
+            return pl.Series([None] * len(found), dtype=pl.Int64)
 
 
-def _dates(given: pl.Series) -> pl.Series:
-    try:
-        return given.str.to_datetime(strict=False)
-    except pl.exceptions.ComputeError:  # not one of them is a date
-        return given.cast(pl.Float64, strict=False)
+def _physical(found: pl.Series) -> pl.Series:
+    return found.to_physical() if found.dtype.is_temporal() else found
+
+
+def _are_long(found: pl.Series) -> bool:
+    """Whether it is text of whole numbers that a float cannot hold."""
+    numbers = found.cast(pl.Int64, strict=False) if found.dtype == pl.String else found.clear()
+    return len(numbers) > 0 and not numbers.null_count() and bool((numbers > 2**53).any())
+
+
+def _are_dates(found: pl.Series) -> bool:
+    texts = found.drop_nulls()
+    return texts.cast(pl.Float64, strict=False).null_count() > len(texts) / 2
 
 
 def encode(
@@ -146,6 +173,8 @@ def encode(
     raws = [_raw(encoder, folder / f"raw_{number}") for number, encoder in enumerate([*encoders, *extra.values()])]
     try:
         rows = [_read(source, raws, progress, expected_rows) for source in sources]
+        for source in sources:
+            source.refuse_short_lines()
     finally:
         for raw in raws:
             raw.file.close()
@@ -174,6 +203,14 @@ def encode(
 
 
 def _extra(roles: Roles, source: Source) -> dict[str, Encoder]:
+    schema = source.schema()
+    for role, name in (("label", roles.label), ("group", roles.group), ("time", roles.time)):
+        if name is not None and not is_plain(schema[name]):
+            raise DataError(
+                f"Column {name!r} cannot be the {role}: expected numbers, text or dates, but it holds {schema[name]}."
+            )
+    if roles.group is not None and isinstance(schema[roles.group], pl.Duration):
+        raise DataError(f"Column {roles.group!r} cannot be the group: it holds durations. Make them numbers or text.")
     extra: dict[str, Encoder] = {"label": Label(roles, text=source.text)}
     if roles.group is not None:
         extra["group"] = Categories(Column(roles.group, "categorical"), text=source.text)
@@ -190,7 +227,8 @@ def _raw(encoder: Encoder, path: Path) -> Raw:
 def _read(source: Source, raws: Sequence[Raw], progress: Progress, expected_rows: int) -> int:
     """The first pass: append the rows of a source to the raw columns."""
     starts = [raw.file.tell() for raw in raws]
-    numbers = [raw.encoder.column.name for raw in raws if type(raw.encoder) is Numbers and raw.encoder.plain]
+    as_text = {raw.encoder.column.name for raw in raws if type(raw.encoder) is not Numbers or not raw.encoder.plain}
+    numbers = [raw.encoder.column.name for raw in raws if raw.encoder.column.name not in as_text]
     if source.with_numbers is not None and numbers:
         try:
             return _read_blocks(replace(source, frame=source.with_numbers(numbers)), raws, progress, expected_rows)
@@ -203,11 +241,14 @@ def _read(source: Source, raws: Sequence[Raw], progress: Progress, expected_rows
 
 def _read_blocks(source: Source, raws: Sequence[Raw], progress: Progress, expected_rows: int) -> int:
     names = list(dict.fromkeys(raw.encoder.column.name for raw in raws))
+    schema = source.schema()
+    for raw in raws:
+        raw.encoder.begin(schema[raw.encoder.column.name])
     rows = 0
     with ThreadPoolExecutor(torch.get_num_threads()) as writers:  # write a block while polars parses the next
         written: list[Future[None]] = []
         for block in source.blocks(names):
-            computed = block.select([raw.encoder.expression().alias(str(number)) for number, raw in enumerate(raws)])
+            computed = _computed(source, raws, block)
             for column in written:
                 column.result()
             written = [writers.submit(_append, source, raw, block, computed[str(i)], rows) for i, raw in enumerate(raws)]
@@ -218,6 +259,13 @@ def _read_blocks(source: Source, raws: Sequence[Raw], progress: Progress, expect
     if not rows:
         raise DataError(f"{source.name} has columns but no rows.")
     return rows
+
+
+def _computed(source: Source, raws: Sequence[Raw], block: pl.DataFrame) -> pl.DataFrame:
+    try:
+        return block.select([raw.encoder.expression().alias(str(number)) for number, raw in enumerate(raws)])
+    except pl.exceptions.PolarsError as error:
+        raise explained(error, source) from error
 
 
 def _append(source: Source, raw: Raw, block: pl.DataFrame, computed: pl.Series, start: int) -> None:
@@ -270,7 +318,9 @@ def _finish(raw: Raw, codes: splits.Codes, sizes: Sequence[int], folder: Path, n
     _write_parts((encoder.encode(chunk, learnt) for chunk in raw.chunks()), codes, sizes, folder / f"{number}.bin")
     raw.path.unlink()
     if learnt.vocabulary is not None:
-        learnt.vocabulary.write_parquet(folder / f"{number}.parquet")
+        content = io.BytesIO()  # for a full disk is an OSError to Python, and many things to polars
+        learnt.vocabulary.write_parquet(content)
+        (folder / f"{number}.parquet").write_bytes(content.getbuffer())
     return {**asdict(encoder.column), "learnt": _plain(learnt)}
 
 

@@ -81,8 +81,9 @@ def criteo(
 
 
 def _in_steps(name: str) -> pl.Expr:
-    number = pl.col(name).cast(pl.Float64, strict=False)
-    return pl.when(number > 2).then(number.log() ** 2).otherwise(number.cast(pl.Int64) - 2).cast(pl.Int64).cast(pl.String)
+    number = pl.col(name).cast(pl.Float64).fill_nan(None)  # strictly: what is no number is told
+    steps = pl.when(number > 2).then(number.log() ** 2).otherwise(number.cast(pl.Int64, strict=False) - 2)
+    return steps.cast(pl.Int64).cast(pl.String)
 
 
 def avazu(
@@ -116,6 +117,8 @@ def movielens_1m(
     Args:
         genres: "categorical" takes all genres of a movie as one category, as the benchmarks do; "list" pools them.
     """
+    if genres not in ("categorical", "list"):
+        raise DataError(f"genres must be 'categorical' or 'list', but is {genres!r}.")
     archive = _find(path, "movielens_1m", ["ml-1m.zip", "ratings.dat", "ml-1m/ratings.dat"])
     files = (archive,) if archive.suffix == ".zip" else tuple(archive.parent / f"{n}.dat" for n in ("ratings", "users", "movies"))
     source = Source(str(archive), _movielens(archive).lazy(), files=files)
@@ -140,8 +143,18 @@ def _movielens(archive: Path) -> pl.DataFrame:
     ratings = _double_colons(archive, "ratings", ["user_id", "movie_id", "rating", "timestamp"])
     users = _double_colons(archive, "users", ["user_id", "gender", "age", "occupation", "zip"])
     movies = _double_colons(archive, "movies", ["movie_id", "title", "genres"])
+    for name, table, key in (("users", users, "user_id"), ("movies", movies, "movie_id")):
+        twice = table[key].is_duplicated().arg_true()
+        if len(twice):
+            raise DataError(f"{archive}: expected one line a {key} in {name}.dat, but found {table[key][int(twice[0])]!r} twice.")
     joined = ratings.join(users, on="user_id", how="left", maintain_order="left")
-    return joined.join(movies, on="movie_id", how="left", maintain_order="left").with_columns(pl.col("rating").cast(pl.Float64))
+    joined = joined.join(movies, on="movie_id", how="left", maintain_order="left")
+    rated = joined.with_columns(pl.col("rating").cast(pl.Float64, strict=False))
+    wrong = rated["rating"].is_null().arg_true()
+    if len(wrong):
+        row = int(wrong[0])
+        raise DataError(f"{archive}, ratings.dat, line {row + 1}: expected a rating, but found {joined['rating'][row]!r}.")
+    return rated
 
 
 def _double_colons(archive: Path, name: str, columns: list[str]) -> pl.DataFrame:
@@ -166,7 +179,7 @@ def aliccp(path: str | os.PathLike[str], *, width: int = WIDTH, **options: Unpac
     - the preprocessed ali_ccp_train.csv, ali_ccp_val.csv, ali_ccp_test.csv, which are the three parts;
     - the original sample_skeleton_train.csv, common_features_train.csv and the same for test; half of the test rows validate.
     """
-    folder = Path(path)
+    folder = _folder(path, "aliccp")
     if list(folder.glob("sample_skeleton_train*")):
         train, test = _original_aliccp(folder, "train"), _original_aliccp(folder, "test")
         sources = [train, *_cut(test, 0.5)]
@@ -205,7 +218,9 @@ def census_income(path: str | os.PathLike[str], *, width: int | None = None, **o
     """
     names = (*CENSUS, "income")
     train, test = (
-        open_source(_find(path, "census", [f"{part}.csv*", f"census-income.{end}*"]), separator=",", names=names)
+        open_source(
+            _find(_folder(path, "census"), "census", [f"{part}.csv*", f"census-income.{end}*"]), separator=",", names=names
+        )
         for part, end in (("train", "data"), ("test", "test"))
     )
     settings: dict[str, Any] = {"min_count": 1, **options}
@@ -214,7 +229,7 @@ def census_income(path: str | os.PathLike[str], *, width: int | None = None, **o
 
 def _cut(source: Source, share: float) -> tuple[Source, Source]:
     """The first rows and the last ones of a source."""
-    first = int(int(source.frame.select(pl.len()).collect().item()) * share)
+    first = int(source.count() * share)
     head, tail = source.changed(lambda frame: frame.head(first)), source.changed(lambda frame: frame.slice(first))
     return (
         replace(head, name=f"{source.name} (first rows)"),
@@ -238,6 +253,16 @@ def _read(
     return read_sources(
         sources, (name, change), label=label, columns=columns, only=fields, width=width, split=split, shares=shares, **settings
     )
+
+
+def _folder(path: str | os.PathLike[str], name: str) -> Path:
+    """A folder with the files of several parts, for which one file would be all parts at once."""
+    folder = Path(path)
+    if folder.is_file():
+        raise DataError(
+            f"Expected a folder with the files of all parts, but found the file {folder}. {_how_to_get(name, folder)}"
+        )
+    return folder
 
 
 def _find(path: str | os.PathLike[str], name: str, patterns: Sequence[str]) -> Path:

@@ -8,12 +8,12 @@ from typing import Any
 
 import polars as pl
 
-from ..errors import DataError, is_whole, nearest
+from ..errors import DataError, is_number, is_whole, nearest
 from . import splits
-from .cache import TemporaryFolder, cache_folder, key_of, once
-from .encoders import encoder_for
-from .encoding import FORMAT, MANIFEST, Progress, Roles, encode
-from .schema import Column, Given, complete, given_columns, infer
+from .cache import cache_folder, key_of, once, temporary
+from .encoders import encoder_for, is_text
+from .encoding import FORMAT, MANIFEST, RULES, Progress, Roles, encode
+from .schema import Column, Given, Kind, complete, given_columns, infer, plain
 from .sources import Source, fingerprint, open_source
 from .task import Task
 
@@ -68,7 +68,8 @@ def read(
         separator, names: Of CSV: what separates columns, and what they are called where there is no header.
         progress: Called with what is done, how many rows or columns are, and of how many.
     """
-    sources = [open_source(part, separator=separator, names=names) for part in (data, valid, test) if part is not None]
+    parts = [data, *(part for part in (valid, test) if part is not None)]
+    sources = [open_source(part, separator=separator, names=names) for part in parts]
     if (valid is not None and test is None) or (valid is None and test is not None):
         raise DataError("Expected files for both valid= and test=, or for neither.")
     return read_sources(
@@ -112,30 +113,37 @@ def read_sources(
         raise DataError(f"{sources[0].name} has columns but no rows.")
     wanted = _columns(sources[0], sample, inputs, given_columns(columns), width, min_count)
     encoders = [encoder_for(column, sample[column.name], text=sources[0].text) for column in wanted]
+    kinds: dict[str, Kind] = {column.name: column.kind for column in wanted} | {label: "numeric"}
+    kinds |= {group: "categorical"} if group is not None else {}
+    sources = [sources[0], *(_made_alike(source, sources[0], kinds) for source in sources[1:])]
     files = [file for source in sources for file in source.files]
     expected = _expected_rows(files, sample, sources[0])
 
     def make(folder: Path) -> None:
         encode(sources, encoders, roles, folder, progress or (lambda *_: None), expected)
 
-    if not files:
-        temporary = TemporaryFolder()
-        make(temporary.path)
-        return Task.load(temporary.path, temporary)
+    if not all(source.files for source in sources):  # a frame has no file that would tell whether it is the same one
+        folder_of_frame = temporary(make)
+        return Task.load(folder_of_frame.path, folder_of_frame)
     settings = {
-        "format": FORMAT,
-        "files": [fingerprint(source.files) for source in sources],
+        "format": [FORMAT, RULES],
+        "files": [fingerprint(source) for source in sources],
         "roles": asdict(roles),
         "columns": [asdict(column) for column in wanted],
         "change": change and change[0],
-        "reading": [[Path(source.name).name, source.separator, source.lines_before] for source in sources],
+        "reading": [[Path(source.name).name, source.separator, source.lines_before, source.names()] for source in sources],
     }
+    if cache is not None and not isinstance(cache, str | os.PathLike):
+        raise DataError(f"cache= takes the path of a folder, but found {cache!r}.")
     folder = cache_folder(files[0].resolve().parent, cache)
     return Task.load(once(folder, key_of(settings), make, complete=MANIFEST))
 
 
 def _common_names(sources: Sequence[Source]) -> list[str]:
     first, *others = [source.names() for source in sources]
+    if "" in first:
+        place = f"column {first.index('') + 1} of {len(first)}"
+        raise DataError(f"{sources[0].name}: {place} has no name. Name it in the first line, or name all columns: names=[...].")
     for source, found in zip(sources[1:], others, strict=True):
         lacking, extra = [n for n in first if n not in found], [n for n in found if n not in first]
         if lacking or extra:
@@ -156,7 +164,7 @@ def _roles(
     seed: int,
 ) -> Roles:
     for argument, name in (("label", label), ("group", group), ("time", time)):
-        if name is not None and name not in present:
+        if (name is not None or argument == "label") and name not in present:
             raise DataError(f"There is no column {name!r} for {argument}=. {nearest(str(name), present)}")
     split = split or ("time" if time else "random")
     if split not in ("random", "order", "time", "group"):
@@ -165,16 +173,20 @@ def _roles(
         raise DataError(f"split={split!r} needs the name of a column: {split}=...")
     if threshold is not None and positive is not None:
         raise DataError("Expected threshold= or positive=, but found both.")
-    if not is_whole(seed):
-        raise DataError(f"seed must be a whole number, but is {seed!r}.")
+    if threshold is not None and not is_number(threshold):
+        raise DataError(f"threshold must be a number, but is {threshold!r}.")
+    if positive is not None and not isinstance(plain(positive), str | int | float):
+        raise DataError(f"positive must be a value of the label's column, but is {positive!r}.")
+    if not is_whole(seed) or seed < 0:
+        raise DataError(f"seed must be a whole number of at least 0, but is {seed!r}.")
     splits.check_shares(shares)
-    first, second, third = shares
-    return Roles(label, threshold, positive, group, time, split, (first, second, third), int(seed))
+    first, second, third = map(float, shares)
+    return Roles(label, plain(threshold), plain(positive), group, time, split, (first, second, third), int(seed))
 
 
 def _inputs(present: Sequence[str], only: Iterable[str] | None, drop: Iterable[str], taken: set[str]) -> list[str]:
-    if isinstance(only, str) or isinstance(drop, str):
-        raise DataError("only= and drop= take several names: a list, not a string.")
+    if isinstance(only, str) or isinstance(drop, str) or not isinstance(drop, Iterable) or not isinstance(only, Iterable | None):
+        raise DataError(f"only= and drop= take several names: a list, not {drop if only is None else only!r}.")
     wanted = [name for name in present if name not in taken] if only is None else list(only)
     dropped = set(drop)
     for name in (*wanted, *dropped):
@@ -193,17 +205,65 @@ def _columns(
         if name not in sample.columns:
             raise DataError(f"There is no column {name!r} for columns=. {nearest(str(name), sample.columns)}")
     inferred = infer(sample, inputs, text=source.text)
+    Column("of any name", "categorical", width, min_count=1 if min_count is None else min_count)  # refuses what no column can be
     if min_count is not None:
         inferred = {name: replace(column, min_count=min_count) for name, column in inferred.items()}
     found = [complete(name, given[name], column) if name in given else column for name, column in inferred.items()]
     categories = ("categorical", "list")
-    return [replace(c, width=width) if width and c.width is None and c.kind in categories else c for c in found]
+    return [replace(c, width=width) if width is not None and c.width is None and c.kind in categories else c for c in found]
+
+
+def _made_alike(source: Source, first: Source, kinds: dict[str, Kind]) -> Source:
+    """A valid or test source whose columns can be compared with those of train rows, whatever types its file has."""
+    theirs, ours = source.schema(), first.schema()
+    changes = [_cast(name, kind, theirs[name], ours[name], source) for name, kind in kinds.items() if theirs[name] != ours[name]]
+    return source.changed(lambda frame: frame.with_columns(changes)) if changes else source
+
+
+def _cast(name: str, kind: Kind, theirs: pl.DataType, ours: pl.DataType, source: Source) -> pl.Expr:
+    """A column of one type made like one of another."""
+    column, found = pl.col(name), None
+    nested = isinstance(theirs, pl.List | pl.Array), isinstance(ours, pl.List | pl.Array)
+    if pl.Null in (theirs, ours) or (all(nested) and kind == "vector"):
+        found = column
+    elif isinstance(theirs, pl.List | pl.Array) and isinstance(ours, pl.List | pl.Array):
+        element = _alike(pl.element(), "categorical", pl.Series(dtype=theirs.inner).dtype, pl.Series(dtype=ours.inner).dtype)
+        found = None if element is None else column.cast(pl.List(theirs.inner)).list.eval(element)
+    elif not any(nested):
+        found = _alike(column, kind, theirs, ours)
+    if found is None:
+        raise DataError(f"{source.name}: column {name!r} holds {theirs}, but {ours} in the train rows. Give both the same type.")
+    return found.alias(name)
+
+
+def _alike(value: pl.Expr, kind: Kind, theirs: pl.DataType, ours: pl.DataType) -> pl.Expr | None:
+    """A value of one type as one of another that it can be compared with; None if there is no safe way."""
+    pair = _sort(ours), _sort(theirs)
+    if theirs == ours or (kind == "numeric" and "moment" not in pair and "other" not in pair):
+        return value  # numbers are parsed from either, and text that is none is told with its row
+    if pair[0] == pair[1] == "moment" and type(theirs) is type(ours):
+        return value.cast(ours)
+    if set(pair) <= {"text", "whole"}:
+        return value.cast(pl.String)
+    if pair == ("whole", "fraction"):  # as pandas makes of whole numbers of which some are missing
+        number = value.cast(pl.Float64)
+        whole = number.cast(pl.Int64, strict=False)
+        return pl.when(whole == number).then(whole.cast(pl.String)).otherwise(number.fill_nan(None).cast(pl.String))
+    return value.cast(ours) if pair in (("fraction", "whole"), ("fraction", "fraction")) else None
+
+
+def _sort(dtype: pl.DataType) -> str:
+    if is_text(dtype):
+        return "text"
+    if dtype.is_numeric():
+        return "whole" if dtype.is_integer() else "fraction"
+    return "moment" if dtype.is_temporal() else "truth" if dtype == pl.Boolean else "other"
 
 
 def _expected_rows(files: Sequence[Path], sample: pl.DataFrame, source: Source) -> int:
     """About how many rows the files hold, to tell how far reading is."""
     if not source.text:
-        return int(source.frame.select(pl.len()).collect().item())
+        return source.count()
     texts = [sample[name] for name in sample.columns if sample[name].dtype == pl.String]
     row = sum(int(text.str.len_bytes().sum() or 0) for text in texts) / len(sample) + sample.width  # bytes, with separators
     packed = 4 if any(file.suffix in (".gz", ".zst") for file in files) else 1

@@ -8,6 +8,7 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+import numpy as np
 import polars as pl
 
 from ..errors import DataError, is_whole, nearest
@@ -17,6 +18,7 @@ Scale = Literal["standard", "quantile", "log", "none"]
 
 FEW_VALUES = 10  # whole numbers with at most that many values are categories
 MOSTLY_NUMBERS = 0.95  # from that share on, text among numbers is an error to be told, not a category
+MOST_BUCKETS, LONGEST_LIST = 100_000_000, 10_000
 MISSING_TEXT = ("", "NA", "N/A", "nan", "NaN", "null", "NULL", "None")
 _ID_LIKE = re.compile(r"(^|[_.\s-])(id|ids|uid|code|zip|zipcode|hash|key)$|[a-z]Id$", re.IGNORECASE)
 
@@ -45,22 +47,34 @@ class Column:
     max_length: int = 20
 
     def __post_init__(self) -> None:
+        for field in fields(self):
+            object.__setattr__(self, field.name, plain(getattr(self, field.name)))
         rules = {
             f"kind must be one of {', '.join(get_args(Kind))}, but is {self.kind!r}": self.kind in get_args(Kind),
             f"scale must be one of {', '.join(get_args(Scale))}, but is {self.scale!r}": self.scale in get_args(Scale),
             f"width must be a whole number of at least 1, but is {self.width!r}": self.width is None or _positive(self.width),
             f"min_count must be a whole number of at least 1, but is {self.min_count!r}": _positive(self.min_count),
-            f"buckets must be a whole number of at least 1, but is {self.buckets!r}": self.buckets is None
-            or _positive(self.buckets),
-            f"max_length must be a whole number of at least 1, but is {self.max_length!r}": _positive(self.max_length),
+            f"buckets must be a whole number from 1 to {MOST_BUCKETS:,}, but is {self.buckets!r}": self.buckets is None
+            or _positive(self.buckets, MOST_BUCKETS),
+            f"max_length must be a whole number from 1 to {LONGEST_LIST:,}, but is {self.max_length!r}": _positive(
+                self.max_length, LONGEST_LIST
+            ),
+            f"separator must be text, such as '|', but is {self.separator!r}": self.separator is None
+            or (isinstance(self.separator, str) and self.separator != ""),
+            f"buckets are for categories, not for kind={self.kind!r}": self.buckets is None or self.kind == "categorical",
         }
         problems = [sentence for sentence, holds in rules.items() if not holds]
         if problems:
             raise DataError(f"Column {self.name!r}: {'; '.join(problems)}.")
 
 
-def _positive(value: object) -> bool:
-    return is_whole(value) and int(value) >= 1  # type: ignore[call-overload]
+def plain(value: Any) -> Any:
+    """A number of numpy as one of Python, which JSON knows; anything else as it is."""
+    return value.item() if isinstance(value, np.generic) else value
+
+
+def _positive(value: Any, most: int | None = None) -> bool:
+    return is_whole(value) and value >= 1 and (most is None or value <= most)
 
 
 Given = Mapping[str, "Column | Kind | Mapping[str, Any]"]
@@ -72,10 +86,14 @@ def given_columns(columns: Given | str | Path | None) -> dict[str, Column | Kind
         return {}
     if isinstance(columns, Mapping):
         return dict(columns)
+    if not isinstance(columns, str | Path):
+        raise DataError(f"columns= takes {{name: kind}} or the path of a TOML file, but found {columns!r}.")
     try:
         content = tomllib.loads(Path(columns).read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise DataError(f"There is no schema file {columns}.") from error
+    except OSError as error:
+        raise DataError(f"The schema file {columns} cannot be read: {error.strerror}.") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise DataError(f"{columns} is no TOML: {error}.") from error
     unknown = set(content) - {"columns"}
@@ -90,6 +108,8 @@ def complete(name: str, given: Column | Kind | Mapping[str, Any], inferred: Colu
         return replace(given, name=name)
     if isinstance(given, str):
         return replace(inferred, kind=given)
+    if not isinstance(given, Mapping):
+        raise DataError(f"Column {name!r}: expected a kind, a Column or settings such as {{'kind': ...}}, but found {given!r}.")
     known = {field.name for field in fields(Column)} - {"name"}
     for key in given:
         if key not in known:
@@ -109,7 +129,7 @@ def infer(sample: pl.DataFrame, names: Iterable[str], *, text: bool) -> dict[str
 def _infer(values: pl.Series, *, text: bool) -> Column:
     name, dtype = values.name, values.dtype
     if isinstance(dtype, pl.Array):
-        return Column(name, "vector")
+        return Column(name, "vector" if dtype.inner.is_numeric() else "list")
     if isinstance(dtype, pl.List):
         lengths = values.drop_nulls().list.len()
         even = len(lengths) > 0 and lengths.n_unique() == 1 and int(lengths[0]) > 1

@@ -1,13 +1,18 @@
 """Anything that holds rows, opened as one lazy frame: Parquet, CSV, Arrow files, and frames in memory."""
 
+import csv
 import gzip
 import hashlib
+import io
+import itertools
 import os
+import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
+import numpy as np
 import polars as pl
 
 from ..errors import DataError
@@ -17,6 +22,9 @@ ARROW = (".arrow", ".ipc", ".feather")
 CSV = (".csv", ".tsv", ".txt", ".dat")
 PACKED = (".gz", ".zst")
 BLOCK = 1 << 17  # rows that are read at once
+COUNTED = 2_000_000  # rows up to which it is worth while to look for the line of a row
+ENCODED = "task.json"  # what marks a folder as our own cache
+PIECE = 1 << 22  # bytes whose separators are counted together
 
 
 @dataclass(frozen=True)
@@ -26,6 +34,7 @@ class Source:
     Attributes:
         text: Every column holds text, as CSV does.
         files: Where the rows come from; none for a frame in memory.
+        root: The folder above which the names of folders mean nothing.
         lines_before: Lines of a CSV file before its first row.
         with_numbers: The same rows with some columns parsed as numbers, which is faster than as text; fails on other text.
     """
@@ -37,18 +46,30 @@ class Source:
     lines_before: int = 0
     separator: str = ","
     with_numbers: Callable[[Sequence[str]], pl.LazyFrame] | None = None
+    root: Path | None = None
 
-    def names(self) -> list[str]:
-        """The names of its columns."""
+    def schema(self) -> pl.Schema:
+        """The names and types of its columns."""
         try:
-            return self.frame.collect_schema().names()
+            return self.frame.collect_schema()
         except (pl.exceptions.PolarsError, OSError) as error:
             raise explained(error, self) from error
 
+    def names(self) -> list[str]:
+        """The names of its columns."""
+        return self.schema().names()
+
     def head(self, rows: int) -> pl.DataFrame:
         """The first rows."""
+        return self._collected(self.frame.head(rows))
+
+    def count(self) -> int:
+        """How many rows it has."""
+        return int(self._collected(self.frame.select(pl.len())).item())
+
+    def _collected(self, frame: pl.LazyFrame) -> pl.DataFrame:
         try:
-            return self.frame.head(rows).collect()
+            return frame.collect()
         except (pl.exceptions.PolarsError, OSError) as error:
             raise explained(error, self) from error
 
@@ -65,7 +86,18 @@ class Source:
 
     def row(self, number: int) -> str:
         """How to call a row, counted from 0, in a message."""
-        return f"line {number + 1 + self.lines_before}" if self.text and len(self.files) == 1 else f"row {number + 1}"
+        if self.text and len(self.files) == 1 and number < COUNTED:
+            line = _line_of(self.files[0], number + self.lines_before, self.separator)
+            if line:
+                return f"line {line}"
+        return f"row {number + 1}"
+
+    def refuse_short_lines(self) -> None:
+        """Raise on a line with too few columns, which polars takes for missing values; looks at unpacked CSV without quotes."""
+        for file in self.files if self.text else ():
+            found = "" if file.suffix in PACKED else _short_line(file, self.separator.encode())
+            if found:
+                raise DataError(f"{file}, {found}")
 
 
 def open_source(data: Any, *, separator: str | None = None, names: Sequence[str] | None = None) -> Source:
@@ -75,63 +107,94 @@ def open_source(data: Any, *, separator: str | None = None, names: Sequence[str]
         separator: Of CSV; found in the first line if left out.
         names: Of the columns of a CSV file without a header.
     """
+    if separator is not None and (not isinstance(separator, str) or len(separator.encode()) != 1 or separator in '"\n\r'):
+        raise DataError(f"separator must be one ASCII character, such as ',' or '\\t', but is {separator!r}.")
+    if names is not None:
+        names = _checked_names(names)
     if isinstance(data, str | os.PathLike):
         return _open_path(Path(data), separator, names)
     return Source("the frame", _as_frame(data).lazy())
 
 
+def _checked_names(names: Any) -> list[str]:
+    found = [] if isinstance(names, str) or not hasattr(names, "__iter__") else list(names)
+    if not found or not all(isinstance(name, str) for name in found) or len(set(found)) < len(found):
+        raise DataError(f"names must be the names of all columns, each another one, but are {names!r}.")
+    return found
+
+
 def _as_frame(data: Any) -> pl.DataFrame:
+    kind = type(data)
+    wanted = "Expected a path or a frame of pandas, polars or pyarrow, but found"
+    try:
+        frame = _converted(data)
+    except Exception as error:  # pandas, pyarrow and polars have errors of many classes for a column that they cannot hold
+        reason = (str(error).strip() or kind.__name__).splitlines()[0].rstrip(".")
+        raise DataError(f"The frame of {kind.__module__.split('.')[0]} cannot be read: {reason}.") from error
+    if not isinstance(frame, pl.DataFrame):
+        raise DataError(f"{wanted} {kind.__module__}.{kind.__name__}.")
+    return frame
+
+
+def _converted(data: Any) -> Any:
     if isinstance(data, pl.LazyFrame):
         return data.collect()
     if isinstance(data, pl.DataFrame):
         return data
-    kind = type(data)
-    if kind.__module__.split(".")[0] == "pandas":
+    if type(data).__module__.split(".")[0] == "pandas":
         return pl.from_pandas(data)
-    if hasattr(data, "__arrow_c_stream__"):
-        return pl.DataFrame(data)
-    raise DataError(f"Expected a path or a frame of pandas, polars or pyarrow, but found {kind.__module__}.{kind.__name__}.")
+    is_table = hasattr(data, "schema") or hasattr(data, "columns")  # and not one column of pyarrow
+    return pl.DataFrame(data) if is_table and hasattr(data, "__arrow_c_stream__") else None
 
 
 def _open_path(path: Path, separator: str | None, names: Sequence[str] | None) -> Source:
-    files = _files(path)
+    try:
+        root, files = _files(path)
+        empty = not any(file.stat().st_size for file in files)
+    except (OSError, ValueError, NotImplementedError) as error:  # too long a name, or a pattern that pathlib does not know
+        if isinstance(error, DataError):
+            raise
+        raise DataError(f"{str(path)[:80]!r} cannot be looked for: {getattr(error, 'strerror', None) or error}.") from error
     suffixes = {_suffix(file) for file in files}
     if len(suffixes) > 1:
         raise DataError(
             f"{path} holds files of several kinds: {', '.join(sorted(suffixes))}. Name one kind: {path}/*{min(suffixes)}"
         )
     (suffix,) = suffixes
-    sizes = [file.stat().st_size for file in files]
-    if not any(sizes):
+    if empty:
         raise DataError(f"{path} is empty.")
     if suffix in PARQUET:
-        partitioned = any("=" in part for file in files for part in file.parts)
-        return Source(str(path), pl.scan_parquet(list(files), hive_partitioning=partitioned), files=files)
+        return Source(str(path), _scan_parquet(root, files), files=files, root=root)
     if suffix in ARROW:
-        return Source(str(path), pl.scan_ipc(list(files)), files=files)
-    return _open_csv(path, files, separator, names)
+        return Source(str(path), pl.scan_ipc(list(files), glob=False), files=files, root=root)
+    return replace(_open_csv(path, files, separator, names), root=root)
 
 
-def _files(path: Path) -> tuple[Path, ...]:
-    """The files of a path, a folder with all below it, or a pattern, in the order of their names."""
+def _files(path: Path) -> tuple[Path, tuple[Path, ...]]:
+    """The files of a path, a folder with all below it, or a pattern, in the order of their names; and the folder they are in."""
+    known = (*PARQUET, *ARROW, *CSV)
+    root, hidden = path, True
     if path.is_file():
-        found = [path]
-    elif path.is_dir():
-        known = (*PARQUET, *ARROW, *CSV)
-        files = [file for file in path.rglob("*") if file.is_file() and not file.name.startswith((".", "_"))]
-        found = sorted(file for file in files if _suffix(file) in known)
+        return path.parent, (path,)
+    if path.is_dir():
+        found = [file for file in path.rglob("*") if _suffix(file) in known]
     elif any(sign in str(path) for sign in "*?["):
-        anchor = Path(path.anchor or ".")
-        found = sorted(
-            file for file in anchor.glob(str(path.relative_to(path.anchor) if path.anchor else path)) if file.is_file()
-        )
+        first = next(place for place, part in enumerate(path.parts) if any(sign in part for sign in "*?["))
+        root, pattern = Path(*path.parts[:first]), Path(*path.parts[first:])
+        found = list(root.glob(str(pattern)))
+        hidden = not any(part.startswith((".", "_")) for part in pattern.parts)  # unless the pattern asks for them
     else:
         raise DataError(f"There is no file {path}.")
-    if not found:
-        raise DataError(
-            f"There is no file to read in {path}: expected {', '.join((*PARQUET, *ARROW, *CSV))}, perhaps packed as .gz or .zst."
-        )
-    return tuple(found)
+    files = sorted(file for file in found if file.is_file() and not (hidden and _is_hidden(file, root)))
+    encoded = {folder for folder in {file.parent for file in files} if (folder / ENCODED).exists()}
+    files = [file for file in files if file.parent not in encoded]
+    if not files:
+        raise DataError(f"There is no file to read in {path}: expected {', '.join(known)}, perhaps packed as .gz or .zst.")
+    return root, tuple(files)
+
+
+def _is_hidden(file: Path, root: Path) -> bool:
+    return any(part.startswith((".", "_")) for part in file.relative_to(root).parts)
 
 
 def _suffix(file: Path) -> str:
@@ -139,10 +202,35 @@ def _suffix(file: Path) -> str:
     return next((suffix for suffix in reversed(suffixes) if suffix not in PACKED), "") or ".csv"
 
 
+def _scan_parquet(root: Path, files: tuple[Path, ...]) -> pl.LazyFrame:
+    """The files as one frame, with a column for each folder NAME=VALUE below the root."""
+    below = {key for file in files for key in _keys(file.relative_to(root).parent)}
+    frame = pl.scan_parquet(list(files), hive_partitioning=bool(below), glob=False)
+    if not below:
+        return frame
+    above = set(_keys(root)) - below  # which polars takes for columns as well
+    try:
+        twice = (below | above) & set(pl.read_parquet_schema(files[0]))
+    except (pl.exceptions.PolarsError, OSError) as error:
+        raise explained(error, Source(str(files[0]), pl.LazyFrame())) from error
+    if twice:
+        name = min(twice)
+        raise DataError(f"{files[0]}: {name!r} is a column of the file and also a folder {name}=.... Rename one of them.")
+    return frame.drop(above)
+
+
+def _keys(folder: Path) -> list[str]:
+    return [part.split("=")[0] for part in folder.parts if "=" in part]
+
+
 def _open_csv(path: Path, files: tuple[Path, ...], separator: str | None, names: Sequence[str] | None) -> Source:
-    first = _first_line(files[0])
-    separator = separator or _separator_of(first)
-    width = len(first.split(separator))
+    first = _first_lines(files[0])
+    unquoted = re.sub(r'"[^"]*"', "", first.split("\n")[0])
+    separator = separator or max("\t,;|", key=unquoted.count)
+    try:
+        width = len(next(csv.reader(io.StringIO(first), delimiter=separator), [""]))
+    except csv.Error as error:
+        raise DataError(f"{files[0]}: its first line cannot be read: {error}.") from error
     if names is not None and len(names) != width:
         raise DataError(f"{files[0]}: expected the {len(names)} given names, but its first line has {width} columns.")
 
@@ -154,26 +242,33 @@ def _open_csv(path: Path, files: tuple[Path, ...], separator: str | None, names:
             infer_schema=False,  # all text: what is no number is then found with its row
             schema_overrides=dict.fromkeys(numbers, pl.Float64),
             new_columns=names,
+            glob=False,
         )
 
     source = Source(str(path), scan(), True, files, int(names is None), separator, scan)
-    if f"{separator} " in first:  # as the older sets of UCI have it
-        return source.changed(lambda frame: frame.select(pl.all().str.strip_chars().name.map(str.strip)))
+    if f"{separator} " in unquoted:  # as the older sets of UCI have it
+        return source.changed(lambda frame: frame.select(pl.all().str.strip_chars().replace("", None).name.map(str.strip)))
     return source
 
 
-def _first_line(file: Path) -> str:
+def _first_lines(file: Path) -> str:
+    """Some lines from the first that is not blank, enough for a quoted cell that is broken into several lines."""
     try:
-        text = pl.read_csv(
-            file, has_header=False, separator="\x01", quote_char=None, n_rows=1, infer_schema=False, encoding="utf8-lossy"
+        lines = pl.read_csv(
+            file,
+            has_header=False,
+            separator="\x01",
+            quote_char=None,
+            n_rows=50,
+            infer_schema=False,
+            encoding="utf8-lossy",
+            truncate_ragged_lines=True,
+            glob=False,
         )
     except (pl.exceptions.PolarsError, OSError) as error:
         raise explained(error, Source(str(file), pl.LazyFrame(), True, (file,))) from error
-    return str(text[0, 0] or "") if len(text) else ""
-
-
-def _separator_of(line: str) -> str:
-    return max("\t,;|", key=lambda sign: line.count(sign))
+    texts = [(text or "").rstrip("\r") for text in (lines.to_series(0).to_list() if lines.width else [])]
+    return "\n".join(itertools.dropwhile(lambda text: not text, texts))
 
 
 def explained(error: Exception, source: Source) -> DataError:
@@ -197,7 +292,7 @@ def _bad_line(file: Path, separator: str) -> str:
     expected = None
     mark = separator.encode()
     try:
-        with gzip.open(file) if file.suffix == ".gz" else file.open("rb") as lines:
+        with _opened(file) as lines:
             for number, line in enumerate(lines, start=1):
                 try:
                     line.decode("utf-8")
@@ -215,9 +310,55 @@ def _bad_line(file: Path, separator: str) -> str:
     return ""
 
 
-def fingerprint(files: Sequence[Path]) -> list[str]:
-    """What changes when a file does: its size, its time of change, and pieces of its content."""
-    return [_fingerprint(file) for file in files]
+def _opened(file: Path) -> IO[bytes]:
+    return gzip.open(file) if file.suffix == ".gz" else file.open("rb")  # type: ignore[return-value]
+
+
+def _line_of(file: Path, record: int, separator: str) -> int:
+    """The line in which a record begins, both the header's included; 0 if that cannot be found out."""
+    if file.suffix == ".zst":
+        return 0
+    try:
+        with _opened(file) as content, io.TextIOWrapper(content, "utf-8", newline="") as text:
+            records = csv.reader(text, delimiter=separator)
+            before, begun = 0, False  # lines before the record; blank ones before the first record are not read
+            for cells in records:
+                begun = begun or bool(cells)
+                if begun and record == 0:
+                    return before + 1
+                record -= begun
+                before = records.line_num
+    except (OSError, EOFError, ValueError, csv.Error):
+        pass
+    return 0
+
+
+def _short_line(file: Path, mark: bytes) -> str:
+    """The first line with fewer columns than the first line; looked for only if there are too few separators in all."""
+    separators, lines, last = 0, 0, b"\n"
+    with file.open("rb") as content:
+        expected = content.readline().count(mark)
+        content.seek(0)
+        while piece := content.read(PIECE):
+            if b'"' in piece:
+                return ""
+            values = np.frombuffer(piece, np.uint8)
+            separators += int(np.count_nonzero(values == mark[0]))
+            lines += int(np.count_nonzero(values == ord("\n")))
+            last = piece[-1:]
+        lines += last != b"\n"
+        if separators >= expected * lines:
+            return ""
+        content.seek(0)
+        for number, line in enumerate(content, start=1):
+            if line.strip(b"\r\n") and line.count(mark) < expected:
+                return f"line {number}: expected {expected + 1} columns, as in the first line, but found {line.count(mark) + 1}."
+    return ""
+
+
+def fingerprint(source: Source) -> list[str]:
+    """What changes when a file does: its place, its size, its time of change, and pieces of its content."""
+    return [f"{file.relative_to(source.root or file.parent)} {_fingerprint(file)}" for file in source.files]
 
 
 def _fingerprint(file: Path, pieces: int = 64, length: int = 1 << 16) -> str:
@@ -227,4 +368,4 @@ def _fingerprint(file: Path, pieces: int = 64, length: int = 1 << 16) -> str:
         for piece in range(pieces):
             content.seek(state.st_size * piece // pieces)
             found.update(content.read(length))
-    return f"{file.name} {found.hexdigest()}"
+    return found.hexdigest()

@@ -1,6 +1,7 @@
 """Task: encoded rows with a label, on disk or in memory, and the batches that a model trains on."""
 
 import json
+import mmap
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -109,19 +110,30 @@ class Task:
             content = json.loads((folder / "task.json").read_text(encoding="utf-8"))
         except (OSError, json.JSONDecodeError) as error:
             raise DataError(f"{folder} holds no encoded data: {error}. Remove it and read the data again.") from error
+        if not isinstance(content, dict):
+            raise DataError(f"{folder}/task.json is damaged: expected an object, but found {content!r:.40}. Remove {folder}.")
         if content.get("format") != FORMAT:
             raise DataError(
                 f"{folder}: expected encoded data of format {FORMAT}, but found {content.get('format')!r}. Remove it."
             )
-        columns = []
-        for number, record in enumerate(content["columns"]):
-            learnt = record.pop("learnt")
-            columns.append(TaskColumn(Column(**record), f"{number}.bin", **learnt))
-        return cls(folder, tuple(columns), content["rows"], content["roles"], keep)
+        try:
+            columns = []
+            for number, record in enumerate(content["columns"]):
+                learnt = record.pop("learnt")
+                columns.append(TaskColumn(Column(**record), f"{number}.bin", **learnt))
+            return cls(folder, tuple(columns), content["rows"], content["roles"], keep)
+        except (KeyError, TypeError, AttributeError) as error:
+            raise DataError(f"{folder}/task.json is damaged: {error!r}. Remove {folder} and read the data again.") from error
 
     def __getstate__(self) -> dict[str, Any]:
         """What a worker needs: where the rows lie. The first process holds the folder."""
         return {"folder": self.folder, "columns": self.columns, "rows": self.rows, "roles": self.roles, "keep": None}
+
+    def __copy__(self) -> "Task":
+        return replace(self)  # in this process, so it holds the folder as well
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "Task":
+        return replace(self, rows=dict(self.rows), roles=dict(self.roles))
 
     @cached_property
     def fields(self) -> Fields:
@@ -148,7 +160,8 @@ class Task:
         wanted = set(names.kept if isinstance(names, Selection) else names)
         unknown = wanted - set(self.fields.names)
         if unknown:
-            raise FieldError(f"There is no field {min(unknown)!r}. {nearest(min(unknown), self.fields.names)}")
+            name = min(unknown, key=str)
+            raise FieldError(f"There is no field {name!r}. {nearest(str(name), self.fields.names)}")
         if not wanted:
             raise FieldError("No field is left: expected at least one name.")
         return replace(self, columns=tuple(column for column in self.columns if column.name in wanted))
@@ -159,9 +172,13 @@ class Task:
 
         column = self.columns[self.fields.index(name)]
         path = (self.folder / column.file).with_suffix(".parquet")
-        if not path.exists():
+        if not column.is_ids or column.column.buckets:
             raise DataError(f"{name!r} has no vocabulary: it holds {'hashed categories' if column.is_ids else 'numbers'}.")
-        return polars.read_parquet(path)["value"].to_list()
+        try:
+            return polars.read_parquet(path, glob=False)["value"].to_list()
+        except (OSError, polars.exceptions.PolarsError) as error:
+            reason = str(error).splitlines()[0].rstrip(".")
+            raise DataError(f"{path} is damaged or gone: {reason}. Remove {self.folder} and read the data again.") from error
 
     def slots(self, *, ids: bool) -> dict[str, slice]:
         """Where each column lies in a batch's ids, or in its numbers."""
@@ -280,10 +297,11 @@ class Rows:
 class Batches(IterableDataset[Batch]):
     """The batches of some rows, epoch by epoch.
 
-    Iterating goes over one epoch; each shuffles anew, and the last batch may be smaller. In memory every row is equally likely
-    to come next; from disk, blocks of neighbouring rows are read in random order and the rows of some blocks are shuffled
-    together. In the workers of a DataLoader (with `batch_size=None`) each worker takes its share. `state_dict()` tells where
-    an epoch stands, and after `load_state_dict()` it goes on with the next batch.
+    Iterating goes over one epoch, from its beginning; each shuffles anew, and the last batch may be smaller. In memory every row
+    is equally likely to come next; from disk, blocks of neighbouring rows are read in random order and the rows of some blocks
+    are shuffled together. The workers of a DataLoader (with `batch_size=None`) share the batches out, so that the same ones come
+    in the same order, whatever the number of workers. `state_dict()` tells where an epoch stands, and after `load_state_dict()`
+    it goes on with the next batch; what workers have done is counted in whole epochs.
 
     Args:
         shard: Which of how many shares of the rows, such as (rank, ranks); they differ by a row at most, from disk by a block.
@@ -297,60 +315,109 @@ class Batches(IterableDataset[Batch]):
             {
                 f"size must be a whole number of rows, at least 1, but is {size!r}": is_whole(size) and size >= 1,
                 f"seed must be a whole number, but is {seed!r}": is_whole(seed),
-                f"shard must be (number, count) with 0 <= number < count, but is {shard!r}": 0 <= shard[0] < shard[1],
+                f"shard must be (number, count) with 0 <= number < count, but is {shard!r}": _is_shard(shard),
             }
         )
         self.rows = rows
-        self.size = size
+        self.size = int(size)
         self.shuffle = shuffle
-        self.seed = seed
-        self.shard = shard
+        self.seed = int(seed)
+        self.shard = (int(shard[0]), int(shard[1]))
         self.memory = rows.bytes <= IN_MEMORY if memory is None else memory
-        self.epoch = 0
         self.position = 0  # batches of this epoch that are behind us
+        self._own_epochs = 0  # that this process has ended
+        self._loaded = False  # whether the next iteration goes on at the position
+        self._ended = _shared_counts()  # epochs that each worker has ended; the last place is the number of workers
 
     def __len__(self) -> int:
         count = sum(stop - start for start, stop in self._ranges(*self.shard)) if not self.memory else self._share(*self.shard)
         return -(-count // self.size)
 
+    @property
+    def epoch(self) -> int:
+        """How many epochs are behind us."""
+        return self._own_epochs + self._ended_by_workers()
+
+    def _ended_by_workers(self) -> int:
+        workers = int(self._ended[-1])
+        return int(self._ended[:workers].min()) if workers else 0
+
     def __iter__(self) -> Iterator[Batch]:
-        number, count = self.shard
+        if not self._loaded or self._ended_by_workers():
+            self.position = 0
         worker = get_worker_info()
         if worker is not None:
-            number, count = number * worker.num_workers + worker.id, count * worker.num_workers
-        source = self._from_memory(number, count) if self.memory else self._from_disk(number, count)
-        for batch in source:
+            return self._of_worker(worker.id, worker.num_workers)
+        self._own_epochs, self._loaded = self.epoch, False
+        self._ended.zero_()
+        return self._of_epoch()
+
+    def _of_epoch(self) -> Iterator[Batch]:
+        for batch in self._batches(0, 1):
             self.position += 1
             yield batch
-        self.epoch, self.position = self.epoch + 1, 0
+        self._own_epochs, self.position = self._own_epochs + 1, 0
 
-    def state_dict(self) -> dict[str, int]:
+    def _of_worker(self, number: int, count: int) -> Iterator[Batch]:
+        """Every count-th batch. An epoch is behind us when all workers have ended it: a loop that was left counts for nothing."""
+        self._ended[-1] = count
+        ended = self._ended_by_workers() + 1
+        yield from self._batches(number, count)
+        self._ended[number] = ended
+
+    def _batches(self, number: int, count: int) -> Iterator[Batch]:
+        return self._from_memory(number, count) if self.memory else self._from_disk(number, count)
+
+    def state_dict(self) -> dict[str, Any]:
         """Where the epoch stands."""
-        return {"epoch": self.epoch, "position": self.position, "size": self.size, "seed": self.seed}
+        position = 0 if self._ended_by_workers() else self.position
+        return {"epoch": self.epoch, "position": position, **self._settings()}
 
-    def load_state_dict(self, state: dict[str, int]) -> None:
+    def _settings(self) -> dict[str, Any]:
+        return {"size": self.size, "seed": self.seed, "shuffle": self.shuffle, "shard": list(self.shard)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on where another object with the same settings stood."""
-        if (state["size"], state["seed"]) != (self.size, self.seed):
-            found = f"size={state['size']} and seed={state['seed']}"
-            raise DataError(f"Expected the place in batches with size={self.size} and seed={self.seed}, but found {found}.")
-        self.epoch, self.position = state["epoch"], state["position"]
+        expected = self._settings()
+        lacking = [key for key in ("epoch", "position", *expected) if key not in state]
+        if lacking:
+            raise DataError(f"Expected the place in batches from state_dict(), but it lacks {', '.join(lacking)}.")
+        other = {key: state[key] for key in expected if state[key] != expected[key]}
+        if other:
+            ours, theirs = (" and ".join(f"{key}={value[key]}" for key in other) for value in (expected, other))
+            raise DataError(f"Expected the place in batches with {ours}, but found {theirs}.")
+        self._own_epochs, self.position, self._loaded = state["epoch"], state["position"], True
+        self._ended.zero_()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For a spawned worker; a forked one shares the counts as they are."""
+        if not self._ended.is_shared():  # type: ignore[no-untyped-call]
+            self._ended = self._ended.clone().share_memory_()  # type: ignore[no-untyped-call]
+        return self.__dict__
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        if not self._ended.is_shared():  # type: ignore[no-untyped-call]  # a copy, and no worker's
+            self._ended = _shared_counts().copy_(self._ended)
 
     def _share(self, number: int, count: int) -> int:
         return len(range(number, len(self.rows), count))
 
     def _dice(self) -> torch.Generator:
-        return torch.Generator().manual_seed(self.seed * 1_000_003 + self.epoch)
+        return torch.Generator().manual_seed((self.seed * 1_000_003 + self.epoch) % (1 << 63))
 
-    def _from_memory(self, number: int, count: int) -> Iterator[Batch]:
+    def _from_memory(self, worker: int, workers: int) -> Iterator[Batch]:
         everything = self.rows.all()
+        first, step = (self.position + worker) * self.size, workers * self.size
+        number, count = self.shard
         if not self.shuffle and count == 1:
-            for start in range(self.position * self.size, len(self.rows), self.size):
+            for start in range(first, len(self.rows), step):
                 yield everything.take(slice(start, start + self.size))
             return
         rows = len(self.rows)
         order = torch.randperm(rows, generator=self._dice()) if self.shuffle else torch.arange(rows)
         order = order[number::count]
-        for start in range(self.position * self.size, len(order), self.size):
+        for start in range(first, len(order), step):
             yield everything.take(order[start : start + self.size])
 
     def _ranges(self, number: int, count: int) -> Any:
@@ -361,36 +428,55 @@ class Batches(IterableDataset[Batch]):
         starts = starts[number::count]
         return np.stack([starts, np.minimum(starts + BLOCK, len(self.rows))], axis=1)
 
-    def _from_disk(self, number: int, count: int) -> Iterator[Batch]:
-        ranges = self._ranges(number, count)
+    def _from_disk(self, worker: int, workers: int) -> Iterator[Batch]:
+        parts: list[Batch] = []  # of the batch in the making, which may lie in several windows
+        lacking, number = self.size, 0  # rows of that batch, and its place among those that are before us
+        for block, rows in self._windows():
+            start = 0
+            while start < len(rows):
+                chosen = rows[start : start + lacking]
+                start += len(chosen)
+                lacking -= len(chosen)
+                if number % workers == worker:
+                    parts.append(block.take(chosen))
+                if not lacking:
+                    if parts:
+                        yield _joined(parts)
+                    parts, lacking, number = [], self.size, number + 1
+        if parts:
+            yield _joined(parts)
+
+    def _windows(self) -> Iterator[tuple[Batch, Tensor]]:
+        """Rows that are read together, and the order in which they come; those that are behind us are left out."""
+        ranges = self._ranges(*self.shard)
         dice = self._dice()
         skip = self.position * self.size  # rows that are behind us
-        left: Batch | None = None  # rows of a window that do not fill a batch
         for first in range(0, len(ranges), WINDOW):
             window = ranges[first : first + WINDOW]
             rows = int((window[:, 1] - window[:, 0]).sum())
-            order = torch.randperm(rows, generator=dice) if self.shuffle else None
-            if skip >= rows:
-                skip -= rows
-                continue
-            block = self.rows.read(window)
-            chosen = torch.arange(rows)[skip:] if order is None else order[skip:]
-            skip = 0
-            block = block.take(chosen)
-            block = block if left is None else _joined(left, block)
-            whole = len(block) // self.size * self.size
-            for start in range(0, whole, self.size):
-                yield block.take(slice(start, start + self.size))
-            left = block.take(slice(whole, len(block))) if whole < len(block) else None
-        if left is not None:
-            yield left
+            order = torch.randperm(rows, generator=dice) if self.shuffle else torch.arange(rows)
+            if skip < rows:
+                yield self.rows.read(window), order[skip:]
+            skip = max(0, skip - rows)
 
 
-def _joined(first: Batch, second: Batch) -> Batch:
-    group = None if first.group is None or second.group is None else torch.cat([first.group, second.group])
+def _is_shard(shard: Any) -> bool:
+    is_pair = isinstance(shard, tuple | list) and len(shard) == 2 and all(map(is_whole, shard))
+    return is_pair and 0 <= shard[0] < shard[1]
+
+
+def _shared_counts() -> Tensor:
+    """Zeros that forked processes share: one page of memory that no file stands for, so that there is nothing to clean up."""
+    return torch.frombuffer(mmap.mmap(-1, mmap.PAGESIZE), dtype=torch.int64)
+
+
+def _joined(parts: Sequence[Batch]) -> Batch:
+    if len(parts) == 1:
+        return parts[0]
+    groups = [part.group for part in parts if part.group is not None]
     return Batch(
-        torch.cat([first.ids, second.ids]),
-        torch.cat([first.numbers, second.numbers]),
-        torch.cat([first.label, second.label]),
-        group,
+        torch.cat([part.ids for part in parts]),
+        torch.cat([part.numbers for part in parts]),
+        torch.cat([part.label for part in parts]),
+        torch.cat(groups) if groups else None,
     )
