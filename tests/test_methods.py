@@ -126,7 +126,8 @@ def test_sfs_equals_differences_of_the_loss(trained, task):
         for change in (1e-8, -1e-8):  # so small that no unit of the network switches
             moved = x.double().clone()
             moved[:, task.fields.columns(name)] *= 1 + change
-            losses.append(float(binary_cross_entropy_with_logits(model.net(moved), batch.label.double())))
+            with torch.no_grad():
+                losses.append(float(binary_cross_entropy_with_logits(model.net(moved), batch.label.double())))
         assert found[place].item() == pytest.approx(abs(losses[0] - losses[1]) / 2e-8, rel=1e-3, abs=1e-6)
     model.float()
 

@@ -5,10 +5,14 @@ from .attribution import SFS, Permutation, Shark
 from .base import Method, Scores, Search
 from .controls import Nothing, Random
 from .leap import LeAP, LeAPBase
+from .shallow import GBDT, Forest, Lasso, XGBoost
 
 __all__ = [
+    "GBDT",
     "METHODS",
     "SFS",
+    "Forest",
+    "Lasso",
     "LeAP",
     "LeAPBase",
     "Method",
@@ -18,12 +22,17 @@ __all__ = [
     "Scores",
     "Search",
     "Shark",
+    "XGBoost",
     "named",
 ]
 
 METHODS: dict[str, type[Method]] = {
     "leap": LeAP,
     "leap_base": LeAPBase,
+    "lasso": Lasso,
+    "forest": Forest,
+    "xgboost": XGBoost,
+    "gbdt": GBDT,
     "permutation": Permutation,
     "shark": Shark,
     "sfs": SFS,
