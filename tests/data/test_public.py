@@ -48,6 +48,40 @@ def test_movielens_from_a_folder_and_from_the_zip(tmp_path):
     assert values(pooled, "genres")[0] == ["Comedy", "Drama"]
 
 
+def test_movielens_with_wrong_lines_is_refused(tmp_path):
+    folder = movielens(tmp_path / "ml-1m")
+    with pytest.raises(tl.DataError, match="genres must be 'categorical' or 'list', but is 'lists'"):
+        tl.data.movielens_1m(folder, genres="lists")
+    ratings = (folder / "ratings.dat").read_text()
+    for line, found in (("1::1::bad::97", "'bad'"), ("1::1", "None")):
+        (folder / "ratings.dat").write_text(f"{ratings}{line}\n")
+        with pytest.raises(tl.DataError, match=f"ratings.dat, line 25: expected a rating, but found {found}"):
+            tl.data.movielens_1m(folder)
+    (folder / "ratings.dat").write_text(ratings)
+    (folder / "users.dat").write_text("1::F::1::10::48067\n1::M::1::10::48067\n")
+    with pytest.raises(tl.DataError, match="expected one line a user_id in users.dat, but found '1' twice"):
+        tl.data.movielens_1m(folder)
+
+
+def test_text_among_the_numbers_of_criteo_is_refused(tmp_path):
+    def write(number):
+        lines = ["\t".join([str(i % 2), number, *["1"] * 12, *["abc"] * 26]) for i in range(40)]
+        (tmp_path / "train.txt").write_text("\n".join(lines) + "\n")
+        return tl.data.criteo(tmp_path / "train.txt")
+
+    with pytest.raises(tl.DataError, match="cannot be read: conversion from `str` to `f64` failed in column 'I1'"):
+        write("x")
+    for number, found in (("nan", []), ("", []), ("2.7", ["0"]), ("1e30", ["4771"])):
+        assert write(number).vocabulary("I1") == found
+
+
+def test_sets_of_several_files_want_their_folder(tmp_path):
+    (tmp_path / "train.csv").write_text("click\n1\n")
+    for read in (tl.data.aliccp, tl.data.census_income):
+        with pytest.raises(tl.DataError, match="Expected a folder with the files of all parts, but found the file"):
+            read(tmp_path / "train.csv")
+
+
 def test_a_damaged_movielens_is_refused(tmp_path):
     (tmp_path / "ml-1m.zip").write_bytes(b"PK not a zip")
     with pytest.raises(tl.DataError, match="is no whole MovieLens-1M: ratings.dat cannot be read"):

@@ -3,6 +3,7 @@
 import copy
 import gc
 import pickle
+import shutil
 
 import polars as pl
 import pytest
@@ -95,12 +96,74 @@ def test_an_epoch_goes_on_in_the_middle(task, size, stop, memory, shuffle, epoch
 def test_a_place_in_other_batches_is_refused(task):
     with pytest.raises(tl.DataError, match="Expected the place in batches with size=10, but found size=20"):
         task.train.batches(10).load_state_dict(task.train.batches(20).state_dict())
+    with pytest.raises(tl.DataError, match=r"with shuffle=False and shard=\[0, 1\], but found shuffle=True and shard=\[1, 2\]"):
+        task.train.batches(10).load_state_dict(task.train.batches(10, shuffle=True, shard=(1, 2)).state_dict())
+    with pytest.raises(tl.DataError, match=r"from state_dict\(\), but it lacks epoch, position, size, seed, shuffle, shard"):
+        task.train.batches(10).load_state_dict({})
 
 
 @pytest.mark.parametrize("memory", [True, False])
 def test_workers_of_a_data_loader_share_the_rows(task, memory):
     loader = DataLoader(task.train.batches(64, shuffle=True, memory=memory), batch_size=None, num_workers=2)
     assert sorted(rows(loader, task)) == list(range(800))
+
+
+@pytest.mark.parametrize("memory", [True, False])
+@pytest.mark.parametrize("settings", [{}, {"persistent_workers": True}, {"multiprocessing_context": "spawn"}])
+def test_workers_bring_the_batches_that_one_process_brings(task, memory, settings):
+    alone, shared = (task.train.batches(96, shuffle=True, seed=4, memory=memory) for _ in range(2))
+    loader = DataLoader(shared, batch_size=None, num_workers=2, **settings)
+    if settings.get("multiprocessing_context") == "spawn" and not memory:
+        pytest.skip("a spawned worker has blocks of another size than these tests")
+    assert len(loader) == 9
+    for epoch in range(3):
+        assert rows(loader, task) == rows(alone, task)
+        assert shared.state_dict() == alone.state_dict()
+        assert shared.epoch == epoch + 1
+    assert rows(shared, task) == rows(alone, task)  # and without workers it goes on from there
+
+
+def test_a_loop_over_workers_that_was_left_counts_for_nothing(task):
+    batches = task.train.batches(96, shuffle=True)
+    expected = rows(task.train.batches(96, shuffle=True), task)
+    for options in ({}, {"persistent_workers": True}):
+        loader = DataLoader(batches, batch_size=None, num_workers=2, **options)
+        next(iter(loader))
+        assert batches.epoch == 0
+    assert rows(DataLoader(batches, batch_size=None, num_workers=2), task) == expected
+
+
+@pytest.mark.parametrize("memory", [True, False])
+def test_workers_go_on_in_the_middle_of_an_epoch(task, memory):
+    alone, shared = (task.train.batches(96, shuffle=True, memory=memory) for _ in range(2))
+    iterator = iter(alone)
+    for _ in range(3):
+        next(iterator)
+    shared.load_state_dict(alone.state_dict())
+    loader = DataLoader(shared, batch_size=None, num_workers=2)
+    assert rows(loader, task) == rows(iterator, task)
+    assert rows(loader, task) == rows(alone, task)
+
+
+def test_copies_of_batches_count_for_themselves(task):
+    batches = task.train.batches(96, shuffle=True)
+    list(batches)
+    for again in (copy.deepcopy(batches), pickle.loads(pickle.dumps(batches))):
+        list(DataLoader(again, batch_size=None, num_workers=2))
+        assert (batches.epoch, again.epoch) == (1, 2)
+
+
+@pytest.mark.parametrize("memory", [True, False])
+def test_every_loop_begins_at_the_first_batch(task, memory):
+    batches = task.train.batches(96, shuffle=True, memory=memory)
+    first = next(iter(batches))
+    seen = list(batches)
+    assert torch.equal(seen[0].ids, first.ids)
+    assert sorted(rows(seen, task)) == list(range(800))
+    state = task.train.batches(96, shuffle=True, memory=memory).state_dict()
+    batches.load_state_dict({**state, "position": 8})
+    assert [len(batch) for batch in batches] == [32]
+    assert len(list(batches)) == 9
 
 
 def test_a_task_can_be_pickled_and_moved(task):
@@ -119,6 +182,8 @@ def test_fewer_fields_need_no_new_encoding(task):
     assert task.only(selection).fields.names == ("age",)
     with pytest.raises(tl.FieldError, match="There is no field 'prize'. Did you mean 'price'"):
         task.only(["prize"])
+    with pytest.raises(tl.FieldError, match="There is no field 1"):
+        task.only([1, "prize"])
     with pytest.raises(tl.FieldError, match="No field is left"):
         task.only([])
 
@@ -128,6 +193,10 @@ def test_bad_settings_are_refused(task):
         task.train.batches(0, shard=(2, 2))
     with pytest.raises(tl.TorchleapError, match="seed must be a whole number"):
         task.train.batches(1, seed=0.5)
+    for shard in (3, (0,), (0, "2"), (0.5, 2), (-1, 2)):
+        with pytest.raises(tl.TorchleapError, match="shard must be"):
+            task.train.batches(1, shard=shard)
+    assert sorted(rows(task.train.batches(100, shuffle=True, seed=2**70), task)) == list(range(800))
     with pytest.raises(tl.DataError, match="'age' has no vocabulary: it holds numbers"):
         task.vocabulary("age")
 
@@ -138,6 +207,36 @@ def test_damaged_columns_are_told():
     path.write_bytes(path.read_bytes()[:100])
     with pytest.raises(tl.DataError, match="0.bin is damaged or gone"):
         task.test.all()
+
+
+def test_a_vocabulary_that_is_gone_is_told(tmp_path):
+    log().write_parquet(tmp_path / "log.parquet")
+    task = tl.data.read(tmp_path / "log.parquet", label="click", columns={"city": {"buckets": 5}})
+    with pytest.raises(tl.DataError, match="'city' has no vocabulary: it holds hashed categories"):
+        task.vocabulary("city")
+    (task.folder / task.columns[0].file).with_suffix(".parquet").write_bytes(b"damaged")
+    with pytest.raises(tl.DataError, match="0.parquet is damaged or gone"):
+        task.vocabulary("user")
+    shutil.rmtree(task.folder)
+    with pytest.raises(tl.DataError, match="0.parquet is damaged or gone"):
+        task.vocabulary("user")
+
+
+@pytest.mark.parametrize(
+    "content", ["[]", '{"format": 1}', '{"format": 1, "columns": [5]}', '{"format": 1, "columns": [{"learnt": {}}]}']
+)
+def test_a_damaged_manifest_is_told(content):
+    task = tl.data.read(log(), label="click")
+    (task.folder / "task.json").write_text(content)
+    with pytest.raises(tl.DataError, match="task.json is damaged.*Remove"):
+        tl.data.Task.load(task.folder)
+
+
+@pytest.mark.parametrize("duplicate", [copy.copy, copy.deepcopy])
+def test_a_copy_of_a_frames_task_holds_its_folder(duplicate):
+    again = duplicate(tl.data.read(log(), label="click"))
+    gc.collect()
+    assert len(again.train.all()) == 480
 
 
 def test_a_frames_folder_goes_with_its_task():

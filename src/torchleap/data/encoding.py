@@ -77,7 +77,7 @@ class Label(Encoder):
 
     def expression(self) -> pl.Expr:
         given = pl.col(self.roles.label)
-        given = given.cast(pl.String).str.strip_chars() if self.text else given
+        given = given.cast(pl.String).str.strip_chars() if self.text else given.fill_nan(None) if self.floats else given
         number = given.cast(pl.Float64, strict=False).fill_nan(None)
         if self.roles.positive is not None:
             number = self._is_positive(given, number).cast(pl.Float64)
