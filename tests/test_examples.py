@@ -75,3 +75,10 @@ def test_loading_prints_times_beside_polars_and_rates_beside_a_data_loader():
     output = run("benchmarks/loading.py", "--quick")
     assert output.count("x polars") == 2
     assert output.count("million rows/s") == 3
+
+
+def test_methods_are_compared_in_one_table():
+    pytest.importorskip("polars", reason="tasks need polars")
+    lines = run("examples/compare_methods.py", "--methods", "none,random,sfs", "--rows", "3000").splitlines()
+    assert [line.split()[0] for line in lines[1:]] == ["method", "none", "random", "sfs"]
+    assert 0.5 < float(lines[2].split()[3]) < 1

@@ -250,3 +250,9 @@ def test_bad_settings_are_refused(task):
 def test_a_history_is_plain_json(task):
     run = fit(model_for(task), task, Training(batch=800, epochs=1))
     assert json.loads(json.dumps(run.history)) == run.history
+
+
+def test_a_last_batch_of_one_row_is_left_out(task):
+    run = fit(model_for(task), task, Training(batch=3199, epochs=2))
+    assert run.step == 2
+    assert len(run.history) == 2

@@ -203,7 +203,8 @@ class _Loop:
         run, training = self.run, self.run.training
         while not run.stopped:
             for batch in self.batches:
-                self._step(batch)
+                if len(batch) > 1:  # a single row, at the end of an epoch, can be neither shuffled nor normalised
+                    self._step(batch)
                 end_of_epoch = self.batches.position == len(self.batches)
                 if run.step % training.look_every == 0 if training.look_every else end_of_epoch:
                     self._look()

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
-from ..data.task import Batch, Rows, Task
+from ..data.task import Batch, Batches, Task
 from ..models import Backbone, Ranker, build
 from ..train import Hook, Run, Training, fit
 
@@ -61,8 +61,13 @@ def put_before_net(model: Ranker, layer: nn.Module) -> None:
     model.net = nn.Sequential(layer, model.net)
 
 
-def again_and_again(rows: Rows, size: int, seed: int) -> Iterator[Batch]:
-    """Shuffled batches without end, for gates that learn from rows that the model does not train on."""
-    batches = rows.batches(min(size, len(rows)), shuffle=True, seed=seed)
+def valid_batches(search: Search) -> Batches:
+    """Shuffled batches of validation rows, for gates that learn from rows that the model does not train on."""
+    rows = search.task.valid
+    return rows.batches(min(search.training.batch, len(rows)), shuffle=True, seed=search.seed)
+
+
+def without_end(batches: Batches) -> Iterator[Batch]:
+    """Epoch after epoch; a batch of one row, which cannot be shuffled or normalised, is left out."""
     while True:
-        yield from batches
+        yield from (batch for batch in batches if len(batch) > 1)

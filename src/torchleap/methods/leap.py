@@ -10,7 +10,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 from ..plugin import Plugin, attach
 from ..settings import Divergence
 from ..train import Hook, Run
-from .base import Method, Scores, Search, again_and_again
+from .base import Method, Scores, Search, valid_batches, without_end
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,8 @@ class GateSteps(Hook):
             self.optimizer = torch.optim.Adam([plugin.gates.theta], lr=lr)
         else:
             self.optimizer = plugin.optimizer(strength=method.strength, lr=lr)
-        self.valid = again_and_again(search.task.valid, search.training.batch, search.seed)
+        self.batches = valid_batches(search)
+        self.valid = without_end(self.batches)
         self.scores: Scores = {}
 
     def _lr(self, steps: int, pressure: float) -> float:
@@ -121,9 +122,11 @@ class GateSteps(Hook):
         self.scores = self.plugin.scores()
 
     def state_dict(self) -> dict[str, Any]:
-        """The optimizer of the gates."""
-        return {"optimizer": self.optimizer.state_dict()}
+        """The optimizer of the gates, and the place among the validation rows."""
+        return {"optimizer": self.optimizer.state_dict(), "batches": self.batches.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on."""
         self.optimizer.load_state_dict(state["optimizer"])
+        self.batches.load_state_dict(state["batches"])
+        self.valid = without_end(self.batches)

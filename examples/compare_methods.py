@@ -1,0 +1,53 @@
+"""All methods on one set with a known truth: who finds the useful fields, what is lost without the others, and how long it takes.
+
+python examples/compare_methods.py [--methods leap,permutation] [--rows 30000]    some minutes on two cores
+"""
+
+import argparse
+
+import polars as pl
+import torch
+
+import torchleap as tl
+
+WIDTHS = (1, 8, 32)
+
+
+def known_truth(rows: int, seed: int) -> tuple[tl.data.Task, tl.data.KnownTruth]:
+    """Useful, useless, redundant and constant fields, dense and sparse, as a task: a column of numbers or vectors each."""
+    truth = tl.data.KnownTruth(widths=WIDTHS, pair_widths=(1,), active=0.05, seed=seed)
+    x, y = truth.draw(rows, seed=0)
+    columns = {"label": pl.Series(y.numpy())}
+    for field in truth.fields:
+        block = x[:, truth.fields.columns(field.name)]
+        vector = pl.Array(pl.Float32, field.width)
+        columns[field.name] = pl.Series(block[:, 0].numpy()) if field.width == 1 else pl.Series(block.numpy(), dtype=vector)
+    frame = pl.DataFrame(columns)
+    kinds = {name: {"kind": "numeric" if truth.fields[name].width == 1 else "vector"} for name in truth.fields.names}
+    return tl.data.read(frame, label="label", columns=kinds, seed=seed), truth
+
+
+def main() -> None:
+    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options.add_argument("--methods", default=",".join(tl.methods.METHODS))
+    options.add_argument("--rows", type=int, default=30_000)
+    options.add_argument("--seed", type=int, default=0)
+    given = options.parse_args()
+    torch.manual_seed(given.seed)
+    task, truth = known_truth(given.rows, given.seed)
+    training = tl.Training(batch=256, lr=2e-3, epochs=12, patience=4)
+    count = len(truth.useful)
+    print(f"{task!r}; {count} fields are useful, {len(truth.useless)} useless, the others redundant")
+    print(f"{'method':<20}{'useful':>8}{'useless':>9}{'test AUC':>10}{'seconds':>9}   (of the best {count})")
+    for name in given.methods.split(","):
+        result = tl.search(task, model="mlp", method=name, training=training, seed=given.seed)
+        best = sorted(result.scores, key=lambda field: -result.scores[field])[:count]
+        kept = task if name == "none" else task.only(best)
+        after = tl.retrain(kept, model="mlp", training=training, seed=given.seed)
+        useful, useless = len(set(best) & set(truth.useful)), len(set(best) & set(truth.useless))
+        found = f"{'-':>8}{'-':>9}" if name == "none" else f"{useful:>5}/{count}{useless:>9}"
+        print(f"{name:<20}{found}{after.metrics['test_auc']:>10.4f}{result.seconds:>9.1f}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
