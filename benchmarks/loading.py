@@ -3,9 +3,9 @@
     python benchmarks/loading.py            # 5 and 10 million rows in Criteo's format, 1.3 and 2.7 GB: about five minutes
     python benchmarks/loading.py --quick    # 200,000 and 400,000 rows: ten seconds
 
-`encode` is `tl.data.read` on a file that it has not seen: 13 numbers and 26 categories with up to 2 million values; `polars` reads
-the file into a frame. Each runs in a process of its own; memory is the most that it has held (resident), less what the imports
-take.
+`encode` is `tl.data.read` on a file that it has not seen: 13 numbers and 26 categories with up to 2 million values; `polars`
+reads the file into a frame. Each runs in a process of its own; memory is the most that it has held (resident), less what the
+imports take.
 """
 
 import argparse
