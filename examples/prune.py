@@ -26,12 +26,10 @@ for step in range(STEPS):
     optimizer.zero_grad()
     (criterion(model(x)[:, 0], y) + plugin.penalty()).backward()
     optimizer.step()
-
 # 2. Look at what would be cut, then cut it.
 selection = plugin.select()
 print(plugin.plan(selection))
 small = plugin.prune(selection)
-
 # 3. Fine-tune on a tenth of the rows, with the optimizer's state of the kept weights.
 valid, test = truth.draw(20_000, seed=10**6), truth.draw(20_000, seed=2 * 10**6)
 
@@ -51,7 +49,6 @@ tl.finetune(
     every=25,
 )
 print(f"Test AUC: with all fields {before:.4f}, pruned {after:.4f}, fine-tuned {auc(small):.4f}.")
-
 # 4. Serve: plain weights and a manifest, or a program for another runtime.
 with tempfile.TemporaryDirectory() as folder:
     tl.export.save(small, Path(folder) / "model", metrics={"auc_before": before, "auc_after": auc(small)})

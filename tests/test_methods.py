@@ -1,44 +1,22 @@
 """Methods on a small set with a known truth: each finds the useful dense fields, each equals its slow, obvious definition."""
 
-import numpy as np
-import polars as pl
 import pytest
 import torch
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 import torchleap as tl
+from tests.data.frames import USEFUL, small_truth
 from torchleap import methods, models
 from torchleap.methods import Permutation, Search, Shark
 from torchleap.methods.attribution import SFS
 from torchleap.train import Training
 
-USEFUL = ("item", "price", "taste")
 TRAINING = Training(batch=128, lr=5e-3, epochs=8, patience=8)
 
 
 @pytest.fixture(scope="module")
 def task():
-    """An id, a number and a vector matter; an id, a number and a vector do not; one number is constant."""
-    dice, rows = np.random.default_rng(0), 6000
-    item, user = dice.integers(0, 20, rows), dice.integers(0, 20, rows)
-    price, noise = dice.normal(size=rows), dice.normal(size=rows)
-    taste, blur = (dice.normal(size=(rows, 6)).astype(np.float32) for _ in range(2))
-    chance = 1 / (1 + np.exp(-(2 * np.sin(3 * item) + 1.5 * price + taste @ np.array([1, -1, 0.5, 0, 0, 0]))))
-    vector = pl.Array(pl.Float32, 6)
-    frame = pl.DataFrame(
-        {
-            "click": (dice.random(rows) < chance).astype(int),
-            "item": item,
-            "user": user,
-            "price": price,
-            "noise": noise,
-            "taste": pl.Series(taste, dtype=vector),
-            "blur": pl.Series(blur, dtype=vector),
-            "constant": np.ones(rows),
-        }
-    )
-    ids = {"kind": "categorical", "width": 4}
-    return tl.data.read(frame, label="click", split="order", columns={"item": ids, "user": ids})
+    return small_truth()
 
 
 @pytest.fixture(scope="module")

@@ -9,6 +9,7 @@ import torch
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 import torchleap as tl
+from tests.data.frames import USEFUL, small_truth
 from torchleap import models
 from torchleap.methods import Search
 from torchleap.methods.adafs import AdaFS, AdaFSSteps, RowWeights
@@ -37,7 +38,6 @@ from torchleap.methods.sparse_gates import (
 )
 from torchleap.train import Hook, Training, evaluate, fit
 
-USEFUL = ("item", "price", "taste")
 NOISE = ("user", "noise", "blur")  # and a constant
 TRAINING = Training(batch=128, lr=5e-3, epochs=8, patience=8)
 QUICK = Training(batch=256, epochs=1)
@@ -61,27 +61,7 @@ def name_of(method):
 
 @pytest.fixture(scope="module")
 def task():
-    """The set of tests/test_methods.py: an id, a number and a vector matter; of each one does not; one number is constant."""
-    dice, rows = np.random.default_rng(0), 6000
-    item, user = dice.integers(0, 20, rows), dice.integers(0, 20, rows)
-    price, noise = dice.normal(size=rows), dice.normal(size=rows)
-    taste, blur = (dice.normal(size=(rows, 6)).astype(np.float32) for _ in range(2))
-    chance = 1 / (1 + np.exp(-(2 * np.sin(3 * item) + 1.5 * price + taste @ np.array([1, -1, 0.5, 0, 0, 0]))))
-    vector = pl.Array(pl.Float32, 6)
-    frame = pl.DataFrame(
-        {
-            "click": (dice.random(rows) < chance).astype(int),
-            "item": item,
-            "user": user,
-            "price": price,
-            "noise": noise,
-            "taste": pl.Series(taste, dtype=vector),
-            "blur": pl.Series(blur, dtype=vector),
-            "constant": np.ones(rows),
-        }
-    )
-    ids = {"kind": "categorical", "width": 4}
-    return tl.data.read(frame, label="click", split="order", columns={"item": ids, "user": ids})
+    return small_truth()
 
 
 @pytest.fixture(scope="module")

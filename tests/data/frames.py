@@ -1,7 +1,9 @@
-"""A small log with every kind of column, and a slow, obvious encoder to compare with."""
+"""A small log with every kind of column, a slow, obvious encoder to compare with, and a small set with a known truth."""
 
 import numpy as np
 import polars as pl
+
+import torchleap as tl
 
 
 def log(rows=600, seed=0):
@@ -30,3 +32,30 @@ def ids_row_by_row(values, train, min_count):
     known = sorted((value for value, count in counts.items() if count >= min_count), key=lambda value: (-counts[value], value))
     id_of = {value: 2 + place for place, value in enumerate(known)}
     return [0 if value is None else id_of.get(value, 1) for value in values]
+
+
+USEFUL = ("item", "price", "taste")  # of the set below
+
+
+def small_truth():
+    """An id, a number and a vector matter; an id, a number and a vector do not; one number is constant."""
+    dice, rows = np.random.default_rng(0), 6000
+    item, user = dice.integers(0, 20, rows), dice.integers(0, 20, rows)
+    price, noise = dice.normal(size=rows), dice.normal(size=rows)
+    taste, blur = (dice.normal(size=(rows, 6)).astype(np.float32) for _ in range(2))
+    chance = 1 / (1 + np.exp(-(2 * np.sin(3 * item) + 1.5 * price + taste @ np.array([1, -1, 0.5, 0, 0, 0]))))
+    vector = pl.Array(pl.Float32, 6)
+    frame = pl.DataFrame(
+        {
+            "click": (dice.random(rows) < chance).astype(int),
+            "item": item,
+            "user": user,
+            "price": price,
+            "noise": noise,
+            "taste": pl.Series(taste, dtype=vector),
+            "blur": pl.Series(blur, dtype=vector),
+            "constant": np.ones(rows),
+        }
+    )
+    ids = {"kind": "categorical", "width": 4}
+    return tl.data.read(frame, label="click", split="order", columns={"item": ids, "user": ids})
