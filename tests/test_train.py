@@ -55,7 +55,7 @@ def test_it_learns_and_leaves_the_best_weights(task):
     assert not model.training
     assert run.stopped == "auc did not get better in 2 looks"
     assert run.step < run.steps
-    assert {"step", "seconds", "valid_auc", "valid_log_loss", "valid_gauc"} == set(run.history[0])
+    assert {"step", "seconds", "train_loss", "lr", "valid_auc", "valid_log_loss", "valid_gauc"} == set(run.history[0])
 
 
 def test_predictions_come_in_the_order_of_the_rows(task):
@@ -121,7 +121,7 @@ def test_hooks_add_to_the_loss_and_see_every_step_and_look(task):
         def __init__(self, model):
             self.model, self.steps, self.looks = model, 0, []
 
-        def penalty(self):
+        def penalty(self, loss):
             return 10 * self.model.inputs.tables["4"].weight.square().sum()
 
         def after_step(self, run):
@@ -145,7 +145,7 @@ def test_gates_train_with_the_model(task):
     plugin = tl.attach(model, task.fields, at="net", alpha=0.1, seed=0)
 
     class Gates(Hook):
-        def penalty(self):
+        def penalty(self, loss):
             return plugin.penalty()
 
         def after_look(self, run, record):

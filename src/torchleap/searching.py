@@ -1,8 +1,12 @@
 """search: scores for all fields of a task, by any method; retrain: a fresh model on the fields that are kept."""
 
+import os
 import resource
 import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, is_dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,7 +19,8 @@ from .methods import named as method_named
 from .models import Backbone, build
 from .models import named as backbone_named
 from .selection import Selection, select
-from .train import Run, Training, evaluate, fit
+from .text import write_whole
+from .train import Hook, Run, Training, TrainingError, evaluate, fit
 
 
 @dataclass(frozen=True)
@@ -58,16 +63,24 @@ def search(
     method: str | Method = "leap",
     training: Training | None = None,
     seed: int = 0,
+    callbacks: Sequence[Hook] = (),
+    checkpoint: str | os.PathLike[str] | None = None,
 ) -> SearchResult:
     """Score all fields of a task.
 
     >>> result = search(task, method="leap", seed=0)  # doctest: +SKIP
     >>> after = retrain(task, result.select(share=0.5), seed=0)  # doctest: +SKIP
+
+    Args:
+        callbacks: Hooks that watch the training, as in `torchleap.callbacks`.
+        checkpoint: A folder to save the training to and, if it is there, to go on from; it is removed at the end.
     """
     started = time.monotonic()
     chosen = method_named(method)
-    work = Search(task, backbone_named(model), _seeded(training, task, seed), seed)
-    scores = chosen.score(work)
+    folder = None if checkpoint is None else Path(checkpoint)
+    work = Search(task, backbone_named(model), _seeded(training, task, seed), seed, callbacks, folder)
+    with _folder_for(chosen, work):
+        scores = chosen.score(work)
     memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     return SearchResult(task.fields, chosen, scores, time.monotonic() - started, memory, work.history)
 
@@ -79,14 +92,40 @@ def retrain(
     model: str | Backbone = "wide_deep",
     training: Training | None = None,
     seed: int = 0,
+    callbacks: Sequence[Hook] = (),
+    checkpoint: str | os.PathLike[str] | None = None,
 ) -> RetrainResult:
-    """Train a fresh plain model on the kept fields, or on all of them, and measure it on the test rows."""
+    """Train a fresh plain model on the kept fields, or on all of them, and measure it on the test rows.
+
+    Args:
+        callbacks: Hooks that watch the training, as in `torchleap.callbacks`.
+        checkpoint: A file to save the training to and, if it is there, to go on from; it is removed at the end.
+    """
     kept = task if selection is None else task.only(selection)
     torch.manual_seed(seed)
     fresh = build(model, kept)
-    run = fit(fresh, kept, _seeded(training, task, seed))
+    run = fit(fresh, kept, _seeded(training, task, seed), hooks=callbacks, checkpoint=checkpoint)
     metrics = {f"{part}_{name}": v for part in ("valid", "test") for name, v in evaluate(fresh, getattr(kept, part)).items()}
     return RetrainResult(fresh, metrics, run.seconds, run)
+
+
+@contextmanager
+def _folder_for(method: Method, work: Search) -> Iterator[None]:
+    """The folder of a search's checkpoints, which belong to one method with its settings; it goes when the search is done."""
+    if work.checkpoints is None:
+        yield
+        return
+    work.checkpoints.mkdir(parents=True, exist_ok=True)
+    note = work.checkpoints / "search.txt"
+    found = note.read_text(encoding="utf-8") if note.exists() else repr(method)
+    if found != repr(method):
+        raise TrainingError(f"{work.checkpoints} is of another search: {found}, not {method!r}. Remove it to start anew.")
+    write_whole(note, repr(method))
+    yield
+    for path in (*(work.checkpoints / f"{number}.pt" for number in range(work.runs)), note):
+        path.unlink(missing_ok=True)
+    with suppress(OSError):  # somebody put something else there
+        work.checkpoints.rmdir()
 
 
 def _seeded(training: Training | None, task: Task, seed: int) -> Training:

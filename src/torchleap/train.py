@@ -88,8 +88,11 @@ class Training:
 class Hook:
     """What a method or a callback adds to training; every part can be left out."""
 
-    def penalty(self) -> Tensor | None:
-        """What to add to the loss of a batch."""
+    def at_start(self, run: "Run") -> None:
+        """Called before the first step, and before the first one after a resume."""
+
+    def penalty(self, loss: Tensor) -> Tensor | None:
+        """What to add to the loss of a batch, which is given."""
         return None
 
     def after_step(self, run: "Run") -> None:
@@ -118,6 +121,8 @@ class Run:
     """Where a training run stands.
 
     Attributes:
+        history: What each look found: the step, seconds, the mean loss of the steps since the look before, the learning rate, the
+            metrics of the validation rows, and what hooks add.
         best: The weights at the best look, and its metric; higher is better.
         stopped: Why it ended.
     """
@@ -146,6 +151,7 @@ def fit(
     *,
     hooks: Sequence[Hook] = (),
     checkpoint: str | os.PathLike[str] | None = None,
+    keep_checkpoint: bool = False,
 ) -> Run:
     """Train until the metric on the validation rows no longer rises, and leave the model with its best weights.
 
@@ -154,13 +160,18 @@ def fit(
     Args:
         model: As in `torchleap.models`, (ids, numbers) -> log odds; it may have gates.
         checkpoint: A file to save the run to and, if it is there, to go on from; it is removed at the end.
+        keep_checkpoint: Leave it instead: the same call then finds the run finished, and only loads what it found.
     """
     training = training or Training()
     if len(task.train) < training.batch:
         raise TrainingError(
             f"Expected at least one batch of {training.batch:,} train rows, but found {len(task.train):,} rows. Lower batch=."
         )
-    return _Loop(model, task, training, hooks, None if checkpoint is None else Path(checkpoint)).run_to_its_end()
+    path = None if checkpoint is None else Path(checkpoint)
+    run = _Loop(model, task, training, hooks, path).run_to_its_end()
+    if path is not None and not keep_checkpoint:
+        path.unlink(missing_ok=True)
+    return run
 
 
 @torch.no_grad()
@@ -195,11 +206,24 @@ class _Loop:
         self.optimizers = optimizers_for(model, training, except_for=[p for hook in hooks for p in hook.own_parameters()])
         self.schedules = [LambdaLR(optimizer, self._share_of_rate) for optimizer in self.optimizers]
         self.forward = torch.compile(model) if training.compile else model
+        self.losses: list[float] = []  # since the last look
         self.started = self.saved = time.monotonic()
         if path is not None and path.exists():
             self._resume(path)
 
     def run_to_its_end(self) -> Run:
+        run = self.run
+        for hook in self.hooks:
+            hook.at_start(run)
+        if not run.stopped:
+            self._train()
+        for hook in self.hooks:
+            hook.at_end(run)
+        run.model.load_state_dict(run.best)
+        run.model.eval()
+        return run
+
+    def _train(self) -> None:
         run, training = self.run, self.run.training
         while not run.stopped:
             for batch in self.batches:
@@ -215,14 +239,9 @@ class _Loop:
                 run.stopped = "all epochs are done"
         if not run.best:
             self._look()
-        for hook in self.hooks:
-            hook.at_end(run)
-        run.model.load_state_dict(run.best)
-        run.model.eval()
         run.seconds = self._seconds()
         if self.path is not None:
-            self.path.unlink(missing_ok=True)
-        return run
+            self._save(self.path)
 
     def _step(self, batch: Batch) -> None:
         run = self.run
@@ -230,13 +249,14 @@ class _Loop:
         with self._precision():
             log_odds = self.forward(*batch.inputs)
         loss = binary_cross_entropy_with_logits(log_odds.float(), batch.label)
-        for penalty in (hook.penalty() for hook in self.hooks):
-            loss = loss if penalty is None else loss + penalty
+        penalties = [hook.penalty(loss) for hook in self.hooks]
+        loss = sum((penalty for penalty in penalties if penalty is not None), start=loss)
         for optimizer in self.optimizers:
             optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
-        if not math.isfinite(loss.item()):
-            raise TrainingError(self._why_not_finite(batch, loss.item()))
+        self.losses.append(loss.item())
+        if not math.isfinite(self.losses[-1]):
+            raise TrainingError(self._why_not_finite(batch, self.losses[-1]))
         if run.training.clip is not None:
             dense = [p for p in run.model.parameters() if p.grad is not None and not p.grad.is_sparse]
             nn.utils.clip_grad_norm_(dense, run.training.clip)
@@ -253,7 +273,14 @@ class _Loop:
         if run.training.metric not in found:
             raise TrainingError("metric='gauc' needs groups. Read the data with group=.")
         score = -found["log_loss"] if run.training.metric == "log_loss" else found[run.training.metric]
-        record = {"step": run.step, "seconds": self._seconds(), **{f"valid_{name}": value for name, value in found.items()}}
+        record = {
+            "step": run.step,
+            "seconds": self._seconds(),
+            "train_loss": sum(self.losses) / max(1, len(self.losses)),
+            "lr": self.optimizers[0].param_groups[0]["lr"],
+            **{f"valid_{name}": value for name, value in found.items()},
+        }
+        self.losses.clear()
         run.history.append(record)
         for hook in self.hooks:
             hook.after_look(run, record)
@@ -324,16 +351,18 @@ class _Loop:
             "model": run.model.state_dict(),
             "optimizers": [optimizer.state_dict() for optimizer in self.optimizers],
             "schedules": [schedule.state_dict() for schedule in self.schedules],
-            "hooks": [hook.state_dict() for hook in self.hooks],
+            "hooks": [hook.state_dict() for hook in self._hooks_with_state()],
             "batches": self.batches.state_dict(),
             "random": torch.get_rng_state(),
+            "losses": self.losses,
             "run": {
                 "step": run.step,
                 "history": run.history,
                 "best": run.best,
                 "best_metric": run.best_metric,
                 "looks_since": run.looks_since,
-                "seconds": self._seconds(),
+                "seconds": run.seconds if run.stopped else self._seconds(),
+                "stopped": run.stopped,
             },
         }
         with replace_file(path) as temporary:
@@ -350,15 +379,20 @@ class _Loop:
         parts: list[tuple[Sequence[Any], list[Any]]] = [
             (self.optimizers, content["optimizers"]),
             (self.schedules, content["schedules"]),
-            (self.hooks, content["hooks"]),
+            (self._hooks_with_state(), content["hooks"]),
         ]
         for objects, states in parts:
             for thing, state in zip(objects, states, strict=True):
                 thing.load_state_dict(state)
         self.batches.load_state_dict(content["batches"])
         torch.set_rng_state(content["random"])
+        self.losses = content["losses"]
         for name, value in content["run"].items():
             setattr(self.run, name, value)
+
+    def _hooks_with_state(self) -> list[Hook]:
+        """Those that a checkpoint keeps; others, which only watch, may come and go between two runs."""
+        return [hook for hook in self.hooks if hook.state_dict()]
 
     def _check(self, path: Path, content: Any) -> None:
         run = self.run
@@ -372,6 +406,8 @@ class _Loop:
                 problems.append("it has other fields")
             if ours != theirs:
                 problems.append("its model has other weights")
+            if len(content["hooks"]) != len(self._hooks_with_state()):
+                problems.append("it has other hooks")
             settings = asdict(run.training)
             other = {name: value for name, value in content["training"].items() if value != settings.get(name)}
             problems += [f"its {name} is {value!r}, not {settings.get(name)!r}" for name, value in other.items()]

@@ -1,6 +1,10 @@
 """Methods that score fields: LeAP, its baselines and controls, all under one roof."""
 
+from collections.abc import Mapping
+from typing import Any
+
 from ..errors import TorchleapError, nearest
+from ..settings import with_settings
 from .adafs import AdaFS
 from .attribution import SFS, Permutation, Shark
 from .base import Method, Scores, Search
@@ -58,10 +62,13 @@ METHODS: dict[str, type[Method]] = {
 }
 
 
-def named(method: str | Method) -> Method:
-    """The method with this name, with its default settings; a method stays what it is."""
-    if isinstance(method, Method):
-        return method
-    if method not in METHODS:
+def named(method: str | Method, settings: Mapping[str, Any] | None = None) -> Method:
+    """The method with this name and these settings; a method stays what it is, but for them.
+
+    >>> named("leap", {"strength": 0.2}).strength
+    0.2
+    """
+    if not isinstance(method, Method) and method not in METHODS:
         raise TorchleapError(f"There is no method {method!r}. {nearest(str(method), METHODS)}")
-    return METHODS[method]()
+    found = method if isinstance(method, Method) else METHODS[method]()
+    return with_settings(found, settings or {})

@@ -1,13 +1,15 @@
 """What every method has in common: settings, and one method that turns a search into scores by field."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
 from ..data.task import Batch, Batches, Task
 from ..models import Backbone, Ranker, build
+from ..settings import check_types
 from ..train import Hook, Run, Training, fit
 
 Scores = dict[str, float]  # by field, in their order; the higher the better
@@ -18,6 +20,8 @@ class Search:
     """What a method works with: the task, a backbone, and how to train it.
 
     Attributes:
+        callbacks: Hooks that only watch, for every training run.
+        checkpoints: A folder; the training runs of this search are saved there and go on from there, also finished ones.
         history: What the training runs of this search have recorded.
     """
 
@@ -25,16 +29,22 @@ class Search:
     backbone: Backbone
     training: Training
     seed: int = 0
+    callbacks: Sequence[Hook] = ()
+    checkpoints: Path | None = None
     history: list[dict[str, float]] = field(default_factory=list)
+    runs: int = 0
 
     def model(self) -> Ranker:
         """A fresh model, the same for the same seed."""
         torch.manual_seed(self.seed)
         return build(self.backbone, self.task)
 
-    def fit(self, model: nn.Module, *hooks: Hook) -> Run:
-        """Train a model with the hooks of a method."""
-        run = fit(model, self.task, self.training, hooks=hooks)
+    def fit(self, model: nn.Module, *hooks: Hook, training: Training | None = None) -> Run:
+        """Train a model with the hooks of a method, for the settings of the search or for others."""
+        path = None if self.checkpoints is None else self.checkpoints / f"{self.runs}.pt"
+        every = (*hooks, *self.callbacks)  # callbacks last: they see what the hooks have added to a record
+        run = fit(model, self.task, training or self.training, hooks=every, checkpoint=path, keep_checkpoint=True)
+        self.runs += 1
         self.history += run.history
         return run
 
@@ -48,8 +58,12 @@ class Search:
         return torch.arange(len(widths)).repeat_interleave(widths)
 
 
+@dataclass(frozen=True)
 class Method:
     """A way to score fields; each is a frozen dataclass of its settings."""
+
+    def __post_init__(self) -> None:
+        check_types(self)
 
     def score(self, search: Search) -> Scores:
         """The scores of all fields; the higher, the more it is worth to keep."""

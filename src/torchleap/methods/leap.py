@@ -93,7 +93,7 @@ class GateSteps(Hook):
         """The gates."""
         return [self.plugin.gates.theta]
 
-    def penalty(self) -> Tensor | None:
+    def penalty(self, loss: Tensor) -> Tensor | None:
         """The price of open gates, where they learn from the model's own batch."""
         return self._price() if self.method.gates_on == "train" else None
 

@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from ..data.task import Batch, Rows, Task
-from ..errors import TorchleapError, is_number, is_whole, refuse_settings
+from ..errors import TorchleapError, refuse_settings
 from .base import Method, Scores, Search
 
 CONSTANT = 1e-9  # a column that deviates less holds rounding errors alone
@@ -35,8 +35,8 @@ class Shallow(Method):
     as_published: bool = False
 
     def __post_init__(self) -> None:
-        holds = self.rows is None or (is_whole(self.rows) and self.rows >= 2)
-        refuse_settings({f"rows must be None or a whole number of at least 2, but is {self.rows!r}": holds})
+        super().__post_init__()
+        refuse_settings({f"rows must be at least 2, but is {self.rows!r}": self.rows is None or self.rows >= 2})
 
     def score(self, search: Search) -> Scores:
         """The numbers of a field's columns, added up."""
@@ -76,8 +76,8 @@ class Lasso(Shallow):
         super().__post_init__()
         refuse_settings(
             {
-                f"folds must be a whole number of at least 2, but is {self.folds!r}": is_whole(self.folds) and self.folds >= 2,
-                f"smoothing must be above 0, but is {self.smoothing!r}": is_number(self.smoothing) and self.smoothing > 0,
+                f"folds must be at least 2, but is {self.folds!r}": self.folds >= 2,
+                f"smoothing must be above 0, but is {self.smoothing!r}": self.smoothing > 0,
             }
         )
 

@@ -202,7 +202,7 @@ class GateHook(Hook):
         """The gates."""
         return self.parameters
 
-    def penalty(self) -> Tensor | None:
+    def penalty(self, loss: Tensor) -> Tensor | None:
         """The price of open gates."""
         return self.layer.penalty()
 

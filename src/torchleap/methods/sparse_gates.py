@@ -11,7 +11,7 @@ from ..data.task import Task
 from ..errors import TorchleapError
 from ..models import FieldInputs, Ranker
 from ..train import LARGE_BATCH, Hook, Run
-from .base import Method, Scores, Search, put_before_net, without_end
+from .base import Method, Scores, Search, put_before_net
 from .leap import steps_of
 from .soft_gates import FieldGates, GateHook
 
@@ -147,22 +147,19 @@ class DeepLasso(Method):
 
 
 class WatchedNet(nn.Module):
-    """A network that remembers its last input and output in training."""
+    """A network that remembers its last input in training."""
 
     def __init__(self, net: nn.Module) -> None:
         super().__init__()
         self.net = net
-        self.seen: tuple[Tensor, Tensor] | None = None
+        self.seen: Tensor | None = None
 
     def forward(self, x: Tensor) -> Tensor:
         """Run and remember."""
-        if not self.training:
-            log_odds: Tensor = self.net(x)
-            return log_odds
-        if not x.requires_grad:  # no field has an embedding
-            x = x.detach().requires_grad_()
-        self.seen = x, self.net(x)
-        return self.seen[1]
+        if self.training:
+            self.seen = x = x if x.requires_grad else x.detach().requires_grad_()  # no gradient: no field has an embedding
+        log_odds: Tensor = self.net(x)
+        return log_odds
 
 
 class GradientLasso(Hook):
@@ -173,17 +170,12 @@ class GradientLasso(Hook):
         self.net = net
         self.weight = weight
         self.field_of = search.column_field()
-        # a hook is not told the labels of the batch: it draws the same batches as `fit`, in step
-        self.batches = search.task.train.batches(search.training.batch, shuffle=True, seed=search.training.seed)
-        self.endless = without_end(self.batches)
         self.scores: Scores = {}
 
-    def penalty(self) -> Tensor:
+    def penalty(self, loss: Tensor) -> Tensor:
         """What makes the loss L into (1 - w) L + w R."""
-        assert self.net.seen is not None
-        x, log_odds = self.net.seen
-        self.net.seen = None
-        loss = binary_cross_entropy_with_logits(log_odds.float(), next(self.endless).label)
+        x, self.net.seen = self.net.seen, None
+        assert x is not None
         (gradient,) = torch.autograd.grad(loss, x, create_graph=True)
         return self.weight * (lasso(gradient, self.field_of) - loss)
 
@@ -198,15 +190,6 @@ class GradientLasso(Hook):
             loss = binary_cross_entropy_with_logits(self.net(x), batch.label, reduction="sum")
             total += squares_by_field(torch.autograd.grad(loss, x)[0].double(), self.field_of)
         self.scores = self.search.by_field(total.sqrt() / len(run.task.valid))
-
-    def state_dict(self) -> dict[str, Any]:
-        """The place among the train rows."""
-        return {"batches": self.batches.state_dict()}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on."""
-        self.batches.load_state_dict(state["batches"])
-        self.endless = without_end(self.batches)
 
 
 def lasso(gradient: Tensor, field_of: Tensor) -> Tensor:

@@ -1,11 +1,14 @@
 """Backbones: a task's columns become a ranking model, `inputs` and then `net`."""
 
+from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 from torch import Tensor, nn
 
 from ..data.task import Task
 from ..errors import TorchleapError, nearest
+from ..settings import with_settings
 from .backbones import DCN, DLRM, MLP, Backbone, DeepFM, FiBiNET, WideDeep
 from .inputs import FieldInputs
 
@@ -22,6 +25,7 @@ __all__ = [
     "WideDeep",
     "benchmark",
     "build",
+    "named",
 ]
 
 MODELS: dict[str, type[Backbone]] = {
@@ -53,13 +57,12 @@ class Ranker(nn.Module):
         return log_odds
 
 
-def named(model: str | Backbone) -> Backbone:
-    """The backbone with this name, with its default settings; a backbone stays what it is."""
-    if isinstance(model, Backbone):
-        return model
-    if model not in MODELS:
+def named(model: str | Backbone, settings: Mapping[str, Any] | None = None) -> Backbone:
+    """The backbone with this name and these settings; a backbone stays what it is, but for them."""
+    if not isinstance(model, Backbone) and model not in MODELS:
         raise TorchleapError(f"There is no backbone {model!r}. {nearest(str(model), MODELS)}")
-    return MODELS[model]()
+    found = model if isinstance(model, Backbone) else MODELS[model]()
+    return with_settings(found, settings or {})
 
 
 def benchmark(model: str | Backbone) -> Backbone:

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from ..fields import Fields
+from ..settings import check_types
 from .layers import FieldVectors, mlp, pair_sum, pairs_of
 
 
@@ -21,6 +22,9 @@ class Backbone:
     hidden: tuple[int, ...] = (256, 128, 64)
     dropout: float = 0.1
     batch_norm: bool = True
+
+    def __post_init__(self) -> None:
+        check_types(self)
 
     def net(self, fields: Fields) -> nn.Module:
         """The network for these fields, (B, D) -> (B,)."""
