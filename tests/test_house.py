@@ -25,6 +25,7 @@ ROOMS = (
     "data",
     "models",
     "train",
+    "callbacks",
     "methods",
     "searching",
     "cli",

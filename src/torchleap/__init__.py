@@ -17,7 +17,7 @@ from .surgery import Plan
 __version__ = "0.1.0"
 
 _LATER = {  # modules and what is in them that need polars, which is an extra and takes a while to import
-    **dict.fromkeys(("models", "methods", "train"), ""),
+    **dict.fromkeys(("callbacks", "models", "methods", "train"), ""),
     **dict.fromkeys(("search", "retrain"), "searching"),
     **dict.fromkeys(("fit", "Training"), "train"),
 }
