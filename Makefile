@@ -3,7 +3,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
 RUN := $(VENV)/bin/python
 READY := $(VENV)/.ready
-KERNEL := $(wildcard src/torchleap/mix/kernel* src/torchleap/data/codes.c src/torchleap/mix/build.py)
+KERNEL := $(wildcard src/torchleap/mix/kernel* src/torchleap/data/codes.c src/torchleap/lazy_adam.c src/torchleap/mix/build.py)
 TRITON := .venv-triton
 
 .PHONY: help setup demo test test-triton lint format type bench picture clean

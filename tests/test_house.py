@@ -13,6 +13,7 @@ ROOMS = (
     "fields",
     "metrics",
     "mix",
+    "lazy_adam",
     "guard",
     "gates",
     "optimizer",

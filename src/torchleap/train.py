@@ -12,11 +12,12 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits
-from torch.optim import Adam, Optimizer, SparseAdam
+from torch.optim import Adam, Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
 from .data.task import Batch, Rows, Task
 from .errors import TorchleapError, is_number, is_whole, refuse_settings
+from .lazy_adam import LazyAdam
 from .metrics import auc, gauc, log_loss
 from .text import replace_file
 
@@ -213,12 +214,16 @@ class _Loop:
 
     def run_to_its_end(self) -> Run:
         run = self.run
-        for hook in self.hooks:
-            hook.at_start(run)
-        if not run.stopped:
-            self._train()
-        for hook in self.hooks:
-            hook.at_end(run)
+        try:
+            for hook in self.hooks:
+                hook.at_start(run)
+            if not run.stopped:
+                self._train()
+            for hook in self.hooks:
+                hook.at_end(run)
+        finally:
+            for optimizer in self._lazy():
+                optimizer.release()
         run.model.load_state_dict(run.best)
         run.model.eval()
         return run
@@ -267,8 +272,13 @@ class _Loop:
         for hook in self.hooks:
             hook.after_step(run)
 
+    def _lazy(self) -> list[LazyAdam]:
+        return [optimizer for optimizer in self.optimizers if isinstance(optimizer, LazyAdam)]
+
     def _look(self) -> None:
         run = self.run
+        for optimizer in self._lazy():
+            optimizer.settle()
         found = evaluate(run.model, run.task.valid)
         if run.training.metric not in found:
             raise TrainingError("metric='gauc' needs groups. Read the data with group=.")
@@ -416,16 +426,18 @@ class _Loop:
 
 
 def optimizers_for(model: nn.Module, training: Training, *, except_for: Sequence[nn.Parameter] = ()) -> list[Optimizer]:
-    """Adam for the weights, and a lazy Adam for tables with sparse gradients, which touches the rows of the batch alone."""
-    tables = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding | nn.EmbeddingBag) and m.sparse}
+    """Adam for the weights; the same for tables with sparse gradients, at the cost of the rows of a batch."""
     others = {id(parameter) for parameter in except_for}
-    weights = [parameter for parameter in model.parameters() if parameter.requires_grad and id(parameter) not in others]
-    dense, sparse = ([p for p in weights if (id(p) in tables) == wanted] for wanted in (False, True))
+    learnt = [parameter for parameter in model.parameters() if parameter.requires_grad and id(parameter) not in others]
+    sparse = [module for module in model.modules() if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.sparse]
+    tables = [table for table in sparse if any(table.weight is parameter for parameter in learnt)]
+    others |= {id(table.weight) for table in tables}
+    dense = [parameter for parameter in learnt if id(parameter) not in others]
     found: list[Optimizer] = []
     if dense:
         found.append(Adam(dense, lr=training.lr, weight_decay=training.weight_decay, fused=True))
-    if sparse:
-        found.append(SparseAdam(sparse, lr=training.lr))
+    if tables:
+        found.append(LazyAdam(tables, lr=training.lr))
     if not found:
         raise TrainingError("The model has nothing to train: no parameter requires a gradient.")
     return found

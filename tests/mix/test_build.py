@@ -53,7 +53,7 @@ def test_a_library_of_another_version_is_not_used(tmp_path, monkeypatch):
         def torchleap_interface():
             return 0
 
-    with pytest.raises(OSError, match="it has interface 0, but 3 is expected"):
+    with pytest.raises(OSError, match="it has interface 0, but 4 is expected"):
         native.Kernel(Old(), "baseline")
     (tmp_path / "_kernel_baseline.so").write_bytes(b"not a library")
     monkeypatch.setattr(build, "library", lambda level: tmp_path / f"_kernel_{level}.so")

@@ -14,7 +14,7 @@ import tempfile
 from pathlib import Path
 
 HERE = Path(__file__).parent
-SOURCES = [HERE / "kernel.c", HERE.parent / "data" / "codes.c"]
+SOURCES = [HERE / "kernel.c", HERE.parent / "data" / "codes.c", HERE.parent / "lazy_adam.c"]
 FLAGS = ["-std=gnu11", "-O3", "-shared", "-fPIC", "-pthread", "-fopenmp-simd"]
 # Sums may be reordered, as vectors need; NaN, infinity and everything else stay as they are.
 FLAGS += ["-fno-math-errno", "-fno-trapping-math", "-fassociative-math", "-fno-signed-zeros"]

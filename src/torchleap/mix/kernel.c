@@ -20,7 +20,7 @@
 #include <sys/mman.h>
 #endif
 
-enum { INTERFACE = 3 };               /* native.py refuses a library of another version */
+enum { INTERFACE = 4 };               /* native.py refuses a library of another version */
 enum { LINE = 64 };                   /* bytes of a cache line */
 enum { PIECE = 256 };                 /* bytes of a row in a piece, at most */
 enum { PANEL_ROW = 1024 };            /* bytes of a row in a panel, at most */

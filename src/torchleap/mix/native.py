@@ -13,7 +13,7 @@ from .memory import Pool
 from .reference import Mixed
 from .shuffle import SAMPLE_ROWS, Draw
 
-INTERFACE = 3  # as in kernel.c
+INTERFACE = 4  # as in kernel.c
 DTYPES = {torch.float32: 0, torch.float64: 1, torch.bfloat16: 2}
 WIDE = {dtype: torch.promote_types(dtype, torch.float32) for dtype in DTYPES}
 SHUFFLES = {"uniform": 0, "cyclic": 1}
@@ -45,7 +45,7 @@ class Kernel:
         if compiled.torchleap_interface() != INTERFACE:
             raise OSError(f"it has interface {compiled.torchleap_interface()}, but {INTERFACE} is expected")
         self.level = level
-        self.library = compiled  # data/codes.py has functions of its own there
+        self.library = compiled  # data/codes.py and lazy_adam.py have functions of their own there
         self.parallel = _torch_threads()
         compiled.torchleap_allocate.argtypes, compiled.torchleap_allocate.restype = [c_int64], c_void_p
         compiled.torchleap_free.argtypes, compiled.torchleap_free.restype = [c_void_p], None
