@@ -250,7 +250,8 @@ class _Loop:
 
     def _step(self, batch: Batch) -> None:
         run = self.run
-        run.model.train()
+        if not run.model.training:
+            run.model.train()
         with self._precision():
             log_odds = self.forward(*batch.inputs)
         loss = binary_cross_entropy_with_logits(log_odds.float(), batch.label)

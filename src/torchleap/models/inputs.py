@@ -38,15 +38,14 @@ class FieldInputs(nn.Module):
             sizes = [columns[place].categories for place in members]
             self.tables[width] = _table(sum(sizes), int(width), sparse)
             self.register_buffer(f"offsets_{width}", torch.tensor([0, *accumulate(sizes)][:-1]))
-            self.register_buffer(f"slots_{width}", torch.tensor([self._ids[place] for place in members]))
+            slots = [self._ids[place] for place in members]
+            every = slots == list(range(sum(column.slots for column in columns if column.is_ids)))  # nothing to pick
+            self.register_buffer(f"slots_{width}", None if every else torch.tensor(slots))
         self._runs = _runs(columns, self._members)
 
     def forward(self, ids: Tensor, numbers: Tensor) -> Tensor:
         """Look up, pool, and lay side by side."""
-        looked_up = {
-            width: table(ids.index_select(1, self.get_buffer(f"slots_{width}")) + self.get_buffer(f"offsets_{width}"))
-            for width, table in self.tables.items()
-        }  # (B, columns, width) each
+        looked_up = {width: table(self._rows(ids, width)) for width, table in self.tables.items()}  # (B, columns, width) each
         blocks = []
         for kind, first, last in self._runs:
             if kind == "list":
@@ -60,6 +59,11 @@ class FieldInputs(nn.Module):
                 block = looked_up[kind][:, members.index(first) : members.index(last) + 1]
                 blocks.append(block.flatten(1))
         return blocks[0] if len(blocks) == 1 else torch.cat(blocks, dim=1)
+
+    def _rows(self, ids: Tensor, width: str) -> Tensor:
+        """The rows of a table that a batch reads, (B, columns)."""
+        slots = getattr(self, f"slots_{width}")
+        return (ids if slots is None else ids.index_select(1, slots)) + self.get_buffer(f"offsets_{width}")
 
 
 def _table(rows: int, width: int, sparse: bool | None) -> nn.Embedding:
