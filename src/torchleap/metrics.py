@@ -20,10 +20,24 @@ def auc(labels: Rows, scores: Rows) -> float:
     0.75
     """
     labels, scores = _checked(labels, scores)
-    values, counts = _auc_by_group(labels, scores, np.zeros(len(labels), dtype=np.int64))
-    if not counts.size:
+    positive = labels == 1
+    if positive.all() or not positive.any():
         raise MetricError(f"AUC needs rows of both classes, but all {len(labels)} labels are {labels[0]:g}.")
-    return float(values[0])
+    return auc_of_classes(scores[positive], scores[~positive])
+
+
+def auc_of_classes(positives: npt.NDArray[Any], negatives: npt.NDArray[Any]) -> float:
+    """The same from the scores of the positive and of the negative rows, which are not checked.
+
+    Values are sorted in place of rows, which is several times faster.
+
+    >>> auc_of_classes(np.array([0.35, 0.8]), np.array([0.1, 0.4]))
+    0.75
+    """
+    positives, negatives = np.sort(positives), np.sort(negatives)
+    lower = np.searchsorted(negatives, positives, "left").sum()
+    not_higher = np.searchsorted(negatives, positives, "right").sum()
+    return float((lower + not_higher) / (2 * len(positives) * len(negatives)))
 
 
 def gauc(labels: Rows, scores: Rows, groups: Rows) -> float:

@@ -6,10 +6,11 @@ from typing import Any
 from ..errors import TorchleapError, nearest
 from ..settings import with_settings
 from .adafs import AdaFS
-from .attribution import SFS, Permutation, Shark
+from .attribution import SFS, Shark
 from .base import Method, Scores, Search
 from .controls import Nothing, Random
 from .leap import LeAP, LeAPBase
+from .permutation import Permutation
 from .shallow import GBDT, Forest, Lasso, XGBoost
 from .soft_gates import STG, AutoField, VariationalDropout
 from .sparse_gates import LPFS, DeepLasso, OptFS

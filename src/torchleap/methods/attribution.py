@@ -1,98 +1,119 @@
-"""Methods that ask a trained model: full permutation, SHARK and SFS."""
+"""Methods that ask a trained model for gradients: SHARK and SFS."""
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits
 
-from ..metrics import auc
+from ..data.task import Batches
+from ..errors import refuse_settings
 from ..models import Ranker
-from .base import Method, Scores, Search
+from .base import Method, Scores, Search, put_before_net
+from .permutation import rows_at_once
 
-ROWS = 1 << 13  # at once
-
-
-@dataclass(frozen=True)
-class Permutation(Method):
-    """How much the AUC on validation rows falls when a field's rows are shuffled over the whole set.
-
-    Args:
-        repeats: Shuffles of each field, of which the mean counts.
-        share: Of the validation rows that are looked at.
-    """
-
-    repeats: int = 3
-    share: float = 1.0
-
-    def score(self, search: Search) -> Scores:
-        """The mean fall of the AUC."""
-        model = search.model()
-        search.fit(model)
-        return search.by_field(self.falls(search, model).mean(1))
-
-    @torch.no_grad()
-    def falls(self, search: Search, model: Ranker) -> Tensor:
-        """The fall of the AUC for each field and repeat, (F, repeats)."""
-        rows = max(2, int(self.share * len(search.task.valid)))
-        batch = search.task.valid.all().take(slice(0, rows))
-        x, label = model.eval().inputs(*batch.inputs), batch.label  # looked up once for all fields
-        dice = torch.Generator().manual_seed(search.seed)
-        orders = [torch.randperm(rows, generator=dice) for _ in range(self.repeats)]
-        whole = auc(label, _net(model, x))
-        columns = [search.task.fields.columns(name) for name in search.task.fields.names]
-        return torch.tensor([[whole - auc(label, self._shuffled(model, x, own, order)) for order in orders] for own in columns])
-
-    def _shuffled(self, model: Ranker, x: Tensor, columns: slice, order: Tensor) -> Tensor:
-        own = x[:, columns].clone()
-        x[:, columns] = own[order]
-        found = _net(model, x)
-        x[:, columns] = own
-        return found
-
-
-def _net(model: Ranker, x: Tensor) -> Tensor:
-    return torch.cat([model.net(part) for part in torch.split(x, ROWS)])
+CHUNK = 8 << 20  # bytes of some rows' input: with more, fresh memory costs more than what is computed in it; with less, calls do
 
 
 @dataclass(frozen=True)
 class Shark(Method):
     """First-order Taylor expansion of what replacing a field by its mean does to the loss (SHARK).
 
+    With several rounds, each drops as many fields, those with the lowest scores: their values become their means, and the model
+    is trained a little more before the next round scores the rest. A field that was dropped later ranks higher. For that, the
+    scores of a round are raised by one number for all of them where they would begin below those of the round before; else
+    they are what they always are, the expected change of a row's loss when the field was scored last.
+
     Args:
         signed: Take the mean of the change instead of the mean of its size.
+        rounds: How often to score; 1 scores all fields at once.
+        epochs: At most so many of training between two rounds.
     """
 
     signed: bool = False
+    rounds: int = 1
+    epochs: int = 1
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        whole = {"rounds": self.rounds, "epochs": self.epochs}
+        refuse_settings({f"{name} must be at least 1, but is {value!r}": value >= 1 for name, value in whole.items()})
 
     def score(self, search: Search) -> Scores:
         """The expected change of a row's loss."""
         model = search.model()
         search.fit(model)
-        return search.by_field(self.changes(search, model))
+        if self.rounds == 1:
+            return search.by_field(self.changes(search, model))
+        means = Means(search)
+        put_before_net(model, means)
+        return search.by_field(self._by_rounds(search, model, means))
+
+    def _by_rounds(self, search: Search, model: Ranker, means: "Means") -> Tensor:
+        scores = self.changes(search, model)
+        left = list(range(len(scores)))  # fields
+        found, shortest = torch.zeros_like(scores), 1e-6 * float(scores.abs().max())  # distance between two rounds
+        top = -torch.inf
+        for number in range(self.rounds):
+            left.sort(key=lambda place: float(scores[place]))
+            go = round(len(scores) * (number + 1) / self.rounds) - (len(scores) - len(left))
+            dropped, left = left[:go], left[go:]
+            if dropped:
+                found[dropped] = scores[dropped] + max(0.0, top + shortest - float(scores[dropped].min()))
+                top = float(found[dropped].max())
+            if left:
+                means.drop(dropped, mean_input(search, model))
+                search.fit(model, training=replace(search.training, epochs=self.epochs))
+                scores = self.changes(search, model)
+        return found
 
     def changes(self, search: Search, model: Ranker) -> Tensor:
         """Mean over rows of | gradient . (mean - value) |, for each field, (F,)."""
-        batch = search.task.valid.all()
-        model.eval()
-        with torch.no_grad():
-            mean = sum(model.inputs(*part).sum(0, dtype=torch.float64) for part in _parts(batch.inputs)) / len(batch)
-        field_of = search.column_field()
-        total = torch.zeros(len(search.task.fields), dtype=torch.float64)
-        for inputs, label in zip(_parts(batch.inputs), torch.split(batch.label, ROWS), strict=True):
-            x = model.inputs(*inputs).detach().requires_grad_()
+        mean, widths = mean_input(search, model), search.task.fields.widths
+        total = torch.zeros(len(widths), dtype=torch.float64)
+        for batch in batches_at_once(search):
+            x = model.inputs(*batch.inputs).detach().requires_grad_()
             # rows do not see each other in eval(), so the gradient of the sum holds the gradient of each row's own loss
-            loss = binary_cross_entropy_with_logits(model.net(x), label, reduction="sum")
+            loss = binary_cross_entropy_with_logits(model.net(x), batch.label, reduction="sum")
             (gradient,) = torch.autograd.grad(loss, x)
-            by_column = gradient.double() * (mean - x.detach())
-            change = torch.zeros(len(x), len(total), dtype=torch.float64).index_add_(1, field_of, by_column)
-            total += change.sum(0) if self.signed else change.abs().sum(0)
-        return total / len(batch)
+            by_column = (mean - x.detach()).mul_(gradient)
+            change = torch.stack([block.sum(1) for block in by_column.split(widths, dim=1)], dim=1)  # (B, F)
+            total += (change if self.signed else change.abs()).sum(0, dtype=torch.float64)
+        return total / len(search.task.valid)
 
 
-def _parts(inputs: tuple[Tensor, Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
-    return zip(*(torch.split(tensor, ROWS) for tensor in inputs), strict=True)
+def batches_at_once(search: Search) -> Batches:
+    """The validation rows, so many at a time that their input and its gradient take little memory."""
+    return search.task.valid.batches(rows_at_once(search.task.fields.dims, CHUNK))
+
+
+@torch.no_grad()
+def mean_input(search: Search, model: Ranker) -> Tensor:
+    """The mean of each column of the network's input over the validation rows, (D,); the model is in eval mode from then on."""
+    model.eval()
+    total = sum(model.inputs(*batch.inputs).sum(0).double() for batch in batches_at_once(search))
+    return (torch.as_tensor(total) / len(search.task.valid)).float()
+
+
+class Means(nn.Module):
+    """Puts means in place of the values of dropped fields, (B, D) -> (B, D)."""
+
+    def __init__(self, search: Search) -> None:
+        super().__init__()
+        # buffers, so that a checkpoint keeps them and a compiled model does not take them for constants
+        self.register_buffer("field_of", search.column_field())
+        self.register_buffer("dropped", torch.zeros(search.task.fields.dims, dtype=torch.bool))
+        self.register_buffer("mean", torch.zeros(search.task.fields.dims))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Replace."""
+        return torch.where(self.get_buffer("dropped"), self.get_buffer("mean"), x)
+
+    def drop(self, places: list[int], mean: Tensor) -> None:
+        """Replace these fields too, by their part of a mean of all columns."""
+        new = torch.isin(self.get_buffer("field_of"), torch.tensor(places, dtype=torch.int64))
+        self.get_buffer("dropped").logical_or_(new)
+        self.get_buffer("mean").copy_(torch.where(new, mean, self.get_buffer("mean")))
 
 
 @dataclass(frozen=True)

@@ -211,13 +211,14 @@ class OptFS(Method):
     """A gate for each embedding of a table, and for each number or vector, that grows steeper with each epoch (Lyu et al. 2023).
 
     Args:
-        weight: Of the sum of all gates in the loss. It has to fit the number of embeddings; the public code's is for millions.
+        weight: Of the sum of all gates in the loss; None is 0.02 by the number of gates, which is the public code's 1e-8 at two
+            million of them.
         steepness: Of the gates in the last of the planned epochs; it is 1 in the first.
         planned_epochs: Training may stop before, and goes on with the last steepness after.
         lr: Of the gates; None is the model's.
     """
 
-    weight: float = 1e-8  # lambda
+    weight: float | None = None  # lambda
     steepness: float = 200.0  # gamma
     planned_epochs: int = 5
     lr: float | None = None
@@ -324,7 +325,13 @@ class RowGates(FieldGates):
     def penalty(self) -> Tensor:
         """The sum of all gates."""
         numbers = torch.sigmoid(self.open.get_buffer("steepness") * self.open.m).squeeze(1)[~self.get_buffer("is_ids")].sum()
-        return self.method.weight * (numbers + sum(table.open.total() for table in self.tables))
+        return self.weight * (numbers + sum(table.open.total() for table in self.tables))
+
+    @property
+    def weight(self) -> float:
+        """Of the sum of all gates."""
+        count = int((~self.get_buffer("is_ids")).sum()) + sum(len(table.open.m) for table in self.tables)
+        return 0.02 / count if self.method.weight is None else self.method.weight
 
     def worth(self) -> Tensor:
         """The share of kept embeddings; a hair of their gates at t = 1 ranks fields that are kept as a whole."""

@@ -1,0 +1,255 @@
+"""What methods cost that ask a trained model: permutation and SHARK against their plain forms and other packages, in one run.
+
+    python benchmarks/methods.py            # 512 fields: some twenty minutes on two cores
+    python benchmarks/methods.py --quick    # 128 fields, one round: about a minute
+
+The industrial log, up to 512 fields and 12,000 dimensions, and Wide & Deep 256-128-64, trained for an epoch. All versions score
+the same model on the same validation rows with the same number of repeats, one after the other in every round. Times are
+medians; a ratio is the median of the ratios of each round.
+
+(i) `textbook` is a full forward pass for each field and repeat, from embeddings that are looked up once. captum and scikit-learn
+get the same embeddings; they pay for that pass, for gathering the shuffled rows, and for their own work. captum is left out if it
+is not there: pip install --no-deps captum tqdm
+(ii) SHARK row by row: `gradient` asks for the gradient of the embeddings alone; `backward` is a backward pass through the whole
+model with dense gradients of the tables, as the public code has it. Besides the log, 39 fields of ids, 8 wide, and layers of 32
+and 16, the size of the public benchmarks, with fresh weights.
+(iii) LeAP's search and plain training are an epoch of all train rows each; permutation sees 1 % of all rows.
+"""
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from importlib.util import find_spec
+from typing import Any
+
+import numpy as np
+import polars
+import torch
+from sklearn.inspection import permutation_importance
+from torch import Tensor
+from torch.nn.functional import binary_cross_entropy_with_logits
+
+import torchleap as tl
+from torchleap import models
+from torchleap.data.task import Task
+from torchleap.methods import LeAP, Permutation, Search, Shark
+from torchleap.methods.attribution import mean_input
+from torchleap.models import Ranker
+from torchleap.train import Training
+
+REPEATS = 2
+
+
+class Trained:
+    """A trained model, and what the other packages need of it: a sample of rows, looked up once."""
+
+    def __init__(self, search: Search, share: float) -> None:
+        self.search, self.model = search, search.model()
+        search.fit(self.model)
+        self.columns = [search.task.fields.columns(name) for name in search.task.fields.names]
+        self.look_up(share)
+
+    @torch.no_grad()
+    def look_up(self, share: float) -> None:
+        """Draw the rows as `Permutation` does."""
+        rows = self.search.task.valid
+        self.share = share
+        sample, self.orders = Permutation(repeats=REPEATS, share=share)._drawn(len(rows), self.search.seed)
+        batch = rows.all().take(sample)
+        self.label, self.x = batch.label, self.model.inputs(*batch.inputs)
+        self.whole = tl.auc(self.label, self.model.net(self.x))
+
+    def versions(self) -> dict[str, Callable[[], Tensor]]:
+        """All that are there, by name."""
+        found = {"ours": self.ours, "textbook": self.textbook, "scikit-learn": self.scikit_learn}
+        return {**found, "captum": self.captum} if find_spec("captum") else found
+
+    @torch.no_grad()
+    def ours(self) -> Tensor:
+        """The falls by the library."""
+        return Permutation(repeats=REPEATS, share=self.share).falls(self.search, self.model)
+
+    @torch.no_grad()
+    def textbook(self) -> Tensor:
+        """A full pass for each field and repeat, with the same shuffles as ours."""
+        return torch.tensor([[self._fall(columns, order) for order in self.orders] for columns in self.columns])
+
+    def _fall(self, columns: slice, order: Tensor) -> float:
+        own = self.x[:, columns].clone()
+        self.x[:, columns] = own[order]
+        found = tl.auc(self.label, self.model.net(self.x))
+        self.x[:, columns] = own
+        return self.whole - found
+
+    @torch.no_grad()
+    def captum(self) -> Tensor:
+        """By captum, with blocks of columns for fields."""
+        from captum.attr import FeaturePermutation
+
+        # one output for all rows, so that a fall is that of the AUC
+        method = FeaturePermutation(lambda x: torch.tensor([tl.auc(self.label, self.model.net(x))]))
+        mask = self.search.column_field().unsqueeze(0)
+        firsts = torch.tensor([columns.start for columns in self.columns])
+        found = [method.attribute(self.x, feature_mask=mask).expand(1, -1)[0, firsts] for _ in range(REPEATS)]
+        return torch.stack(found, dim=1)
+
+    def scikit_learn(self) -> Tensor:
+        """By scikit-learn, see `Estimator`."""
+        rows = np.repeat(np.arange(len(self.x))[:, None], len(self.columns), axis=1)
+        found = permutation_importance(Estimator(self), rows, self.label.numpy(), n_repeats=REPEATS, random_state=0)
+        return torch.from_numpy(found.importances)
+
+
+class Estimator:
+    """For scikit-learn, which shuffles single columns: X holds the number of the row that each field is taken from."""
+
+    def __init__(self, trained: Trained) -> None:
+        self.trained = trained
+        self.unshuffled = np.arange(len(trained.x))
+
+    def fit(self, *_: Any) -> "Estimator":
+        """There to be an estimator."""
+        return self
+
+    @torch.no_grad()
+    def score(self, rows: Any, label: Any) -> float:
+        """Gathers the shuffled field alone: no more work than the textbook has."""
+        trained, saved = self.trained, []
+        for place in np.flatnonzero((rows != self.unshuffled[:, None]).any(0)):
+            columns = trained.columns[place]
+            saved.append((columns, trained.x[:, columns].clone()))
+            trained.x[:, columns] = saved[-1][1][torch.from_numpy(rows[:, place].copy())]
+        found = tl.auc(label, trained.model.net(trained.x))
+        for columns, own in saved:
+            trained.x[:, columns] = own
+        return found
+
+
+def measure(calls: Mapping[str, Callable[[], Any]], rounds: int) -> tuple[dict[str, list[float]], dict[str, Any]]:
+    """Seconds of each call in every round, and what the last one found."""
+    times: dict[str, list[float]] = {name: [] for name in calls}
+    found: dict[str, Any] = {}
+    for _ in range(rounds):
+        for name, call in calls.items():
+            start = time.perf_counter()
+            found[name] = call()
+            times[name].append(time.perf_counter() - start)
+    return times, found
+
+
+def ratio(slow: list[float], fast: list[float]) -> float:
+    return statistics.median(a / b for a, b in zip(slow, fast, strict=True))
+
+
+def disagreement(ours: Tensor, theirs: Tensor) -> float:
+    """Root mean square over fields of the difference of the means, in standard errors: about 1 if only the shuffles differ."""
+    error = (ours.var(1) + theirs.var(1)) / ours.shape[1]
+    matters = error > 0
+    return float(((ours.mean(1) - theirs.mean(1)).square()[matters].sum() / error[matters].sum()).sqrt())
+
+
+def permutation(trained: Trained, rounds: int) -> None:
+    times, found = measure(trained.versions(), rounds)
+    print(f"\n(i) permutation: {len(trained.x):,} rows, {REPEATS} repeats, AUC {trained.whole:.4f}")
+    print(f"  {'version':<14}{'seconds':>9}{'ours is faster by':>19}{'largest difference':>20}{'in standard errors':>20}")
+    for name, own in times.items():
+        largest = float((found[name].mean(1) - found["ours"].mean(1)).abs().max())
+        apart = "same shuffles" if name in ("ours", "textbook") else f"{disagreement(found['ours'], found[name]):.2f}"
+        print(f"  {name:<14}{statistics.median(own):>9.2f}{ratio(own, times['ours']):>19.1f}{largest:>20.1e}{apart:>20}")
+    if "captum" not in times:
+        print("  captum is not there: pip install --no-deps captum tqdm")
+
+
+def public_task(rows: int) -> Task:
+    """39 fields of ids, as wide as in the public benchmarks."""
+    dice = np.random.default_rng(0)
+    columns = {f"c{number}": {"kind": "categorical", "width": 8} for number in range(39)}
+    frame = {"click": dice.integers(0, 2, rows), **{name: dice.integers(0, 5_000, rows) for name in columns}}
+    return tl.data.read(polars.DataFrame(frame), label="click", split="order", columns=columns)
+
+
+def row_by_row(search: Search, model: Ranker, mean: Tensor, rows: int, *, backward: bool = False) -> Tensor:
+    """SHARK's definition, one row at a time; the sum by field is one operation, so that it costs next to nothing."""
+    batch, field_of = search.task.valid.all().take(slice(0, rows)), search.column_field()
+    total = torch.zeros(len(search.task.fields), dtype=torch.float64)
+    for ids, numbers, label in zip(*(tensor.split(1) for tensor in (*batch.inputs, batch.label)), strict=True):
+        x = model.inputs(ids, numbers)
+        if backward:
+            model.zero_grad()
+            x.retain_grad()
+            binary_cross_entropy_with_logits(model.net(x), label).backward()
+            gradient = x.grad
+        else:
+            x = x.detach().requires_grad_()
+            (gradient,) = torch.autograd.grad(binary_cross_entropy_with_logits(model.net(x), label), x)
+        by_column = ((mean - x.detach()) * gradient)[0].double()
+        total += torch.zeros_like(total).index_add_(0, field_of, by_column).abs()
+    return total / rows
+
+
+def shark(name: str, search: Search, model: Ranker, rounds: int) -> None:
+    """Milliseconds a row, since the slow ways see fewer rows in time; the numbers are compared on all rows, once."""
+    mean, rows = mean_input(search, model), len(search.task.valid)
+    dense = models.build(search.backbone, search.task, sparse=False).eval()
+    dense.load_state_dict(model.state_dict())
+    few = min(rows, 200)
+    calls = {
+        "ours": lambda: Shark().changes(search, model),
+        "gradient": lambda: row_by_row(search, model, mean, few),
+        "backward": lambda: row_by_row(search, dense, mean, few, backward=True),
+    }
+    measure(calls, 1)
+    times, found = measure(calls, max(3, rounds))
+    expected = row_by_row(search, model, mean, rows)
+    apart = float((found["ours"] - expected).abs().max() / expected.max())
+    by_row = {key: [second / (rows if key == "ours" else few) for second in own] for key, own in times.items()}
+    print(f"  {name}: {rows:,} rows; largest difference {apart:.1e} of the largest score")
+    for key, own in by_row.items():
+        print(f"    {key:<12}{1e3 * statistics.median(own):>9.3f} ms a row{ratio(own, by_row['ours']):>9.1f} times ours")
+
+
+def against_leap(trained: Trained, training: Training, rounds: int) -> None:
+    """Seconds of a LeAP search, and of permutation without and with the training that it needs."""
+    task, backbone = trained.search.task, trained.search.backbone
+    calls: dict[str, Callable[[], Any]] = {
+        "LeAP": lambda: tl.search(task, model=backbone, method=LeAP(gates_on="train"), training=training),
+        "training": lambda: trained.search.fit(trained.search.model()),
+        **trained.versions(),
+    }
+    del calls["scikit-learn"]
+    times, _ = measure(calls, rounds)
+    leap, alone = times.pop("LeAP"), times.pop("training")
+    medians = f"LeAP {statistics.median(leap):.1f} s, training alone {statistics.median(alone):.1f} s"
+    print(f"\n(iii) {len(task.train):,} train rows: {medians}; permutation of {len(trained.x):,} rows, {REPEATS} repeats")
+    print(f"  {'version':<14}{'seconds':>9}{'in LeAPs':>10}{'with training':>15}{'in LeAPs':>10}")
+    for name, own in times.items():
+        both = [a + b for a, b in zip(own, alone, strict=True)]
+        cells = (
+            f"{statistics.median(own):>9.2f}{ratio(own, leap):>10.2f}{statistics.median(both):>15.2f}{ratio(both, leap):>10.2f}"
+        )
+        print(f"  {name:<14}{cells}")
+
+
+def main() -> None:
+    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options.add_argument("--quick", action="store_true")
+    options.add_argument("--folder", help="where to keep the log; the user's cache if left out")
+    chosen = options.parse_args()
+    fields, dims, rows, rounds = (128, 3_000, 20_000, 1) if chosen.quick else (512, 12_000, 100_000, 3)
+    task = tl.data.industrial(rows, fields=fields, dims=dims, folder=chosen.folder)
+    training = Training(batch=1024, epochs=1)
+    print(f"{task!r}, {torch.get_num_threads()} threads")
+    search = Search(task, models.named("wide_deep"), training)
+    trained = Trained(search, share=min(1.0, 500 / len(task.valid)))
+    permutation(trained, rounds)
+    print("\n(ii) SHARK")
+    shark("the log", search, trained.model, rounds)
+    public = Search(public_task(rows), models.benchmark("wide_deep"), training)
+    shark("39 fields of ids", public, public.model(), rounds)
+    trained.look_up(share=min(1.0, 0.01 * rows / len(task.valid)))
+    against_leap(trained, training, rounds)
+
+
+if __name__ == "__main__":
+    main()
