@@ -256,3 +256,21 @@ def test_a_last_batch_of_one_row_is_left_out(task):
     run = fit(model_for(task), task, Training(batch=3199, epochs=2))
     assert run.step == 2
     assert len(run.history) == 2
+
+
+def test_ctrl_c_saves_before_it_stops(task, tmp_path):
+    class Interrupt(Hook):
+        def after_step(self, run):
+            if run.step == 10:
+                os.kill(os.getpid(), signal.SIGINT)
+
+    before = signal.getsignal(signal.SIGINT)
+    whole = model_for(task)
+    fit(whole, task, FAST)
+    with pytest.raises(KeyboardInterrupt):
+        fit(model_for(task), task, FAST, hooks=[Interrupt()], checkpoint=tmp_path / "run.pt")
+    assert signal.getsignal(signal.SIGINT) is before
+    assert torch.load(tmp_path / "run.pt", weights_only=True)["run"]["step"] == 10
+    again = model_for(task, seed=9)
+    fit(again, task, FAST, checkpoint=tmp_path / "run.pt")
+    assert all(torch.equal(a, b) for a, b in zip(whole.parameters(), again.parameters(), strict=True))

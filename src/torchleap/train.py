@@ -2,9 +2,11 @@
 
 import math
 import os
+import signal
+import threading
 import time
-from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -160,7 +162,7 @@ def fit(
 
     Args:
         model: As in `torchleap.models`, (ids, numbers) -> log odds; it may have gates.
-        checkpoint: A file to save the run to and, if it is there, to go on from; it is removed at the end.
+        checkpoint: A file to save the run to and, if it is there, to go on from; it is removed at the end. Ctrl-C saves it first.
         keep_checkpoint: Leave it instead: the same call then finds the run finished, and only loads what it found.
     """
     training = training or Training()
@@ -208,6 +210,7 @@ class _Loop:
         self.schedules = [LambdaLR(optimizer, self._share_of_rate) for optimizer in self.optimizers]
         self.forward = torch.compile(model) if training.compile else model
         self.losses: list[float] = []  # since the last look
+        self.interrupted = False
         self.started = self.saved = time.monotonic()
         if path is not None and path.exists():
             self._resume(path)
@@ -218,7 +221,8 @@ class _Loop:
             for hook in self.hooks:
                 hook.at_start(run)
             if not run.stopped:
-                self._train()
+                with self._interrupts_wait():
+                    self._train()
             for hook in self.hooks:
                 hook.at_end(run)
         finally:
@@ -240,6 +244,8 @@ class _Loop:
                 if run.stopped or self._is_late():
                     break
                 self._save_when_due()
+                if self.interrupted:
+                    raise KeyboardInterrupt
             if not run.stopped and self.batches.epoch >= training.epochs:
                 run.stopped = "all epochs are done"
         if not run.best:
@@ -344,12 +350,30 @@ class _Loop:
 
     # Checkpoints
 
+    @contextmanager
+    def _interrupts_wait(self) -> Iterator[None]:
+        """Ctrl-C waits for the end of the step and for a checkpoint, if there is to be one; a second one does not."""
+        if self.path is None or threading.current_thread() is not threading.main_thread():
+            yield
+            return
+
+        def remember(*_: object) -> None:
+            if self.interrupted:
+                raise KeyboardInterrupt
+            self.interrupted = True
+
+        before = signal.signal(signal.SIGINT, remember)
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGINT, before)
+
     def _save_when_due(self) -> None:
         training = self.run.training
         steps, minutes = training.checkpoint_steps, training.checkpoint_minutes
         by_steps = steps is not None and self.run.step % steps == 0
         by_time = minutes is not None and time.monotonic() - self.saved > 60 * minutes
-        if self.path is not None and (by_steps or by_time):
+        if self.path is not None and (by_steps or by_time or self.interrupted):
             self._save(self.path)
             self.saved = time.monotonic()
 
