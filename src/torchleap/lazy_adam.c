@@ -6,7 +6,7 @@
 #include <stdatomic.h>
 #include <stdint.h>
 
-#define AHEAD 8 /* rows that are fetched while one is worked on: they lie anywhere in memory */
+#define AHEAD 32 /* rows that are fetched while one is worked on: they lie anywhere in memory */
 
 typedef void (*Parallel)(void (*)(void *), void *, unsigned, unsigned);
 

@@ -170,16 +170,19 @@ class Plugin:
         """
         modes = {module: module.training for module in self.model.modules()}
         others = {p: (p.requires_grad, p.grad) for p in self.model_parameters()}
-        self.model.eval()
-        self.gates.train()
+        for module in modes:
+            vars(module)["training"] = False  # nn.Module's own way takes as long as a small layer
+        vars(self.gates)["training"] = True
         self.gates.theta.grad = None
-        version = self.gates.theta._version
+        version, before = self.gates.theta._version, self.gates.theta.detach().clone()
         for parameter in others:
             parameter.requires_grad_(False)
             parameter.grad = None
         try:
             yield
-            if self.gates.theta.grad is not None and self.gates.theta._version == version:
+            # a fused optimizer does not count up the version
+            unmoved = self.gates.theta._version == version and torch.equal(self.gates.theta, before)
+            if self.gates.theta.grad is not None and unmoved:
                 warnings.warn("held_out() ends with a gradient on the gates, but no step: call step() within it.", stacklevel=3)
         finally:
             self.gates.theta.grad = None
@@ -187,7 +190,7 @@ class Plugin:
                 parameter.requires_grad_(wanted)
                 parameter.grad = gradient
             for module, training in modes.items():
-                vars(module)["training"] = training  # nn.Module's own way takes as long as a small layer
+                vars(module)["training"] = training
 
     @contextmanager
     def masked(self, selection: Selection) -> Iterator[None]:

@@ -207,7 +207,8 @@ class _Loop:
         torch.manual_seed(training.seed)
         self.batches = task.train.batches(training.batch, shuffle=True, seed=training.seed)
         self.optimizers = optimizers_for(model, training, except_for=[p for hook in hooks for p in hook.own_parameters()])
-        self.schedules = [LambdaLR(optimizer, self._share_of_rate) for optimizer in self.optimizers]
+        changes = training.schedule != "constant" or training.warmup > 0
+        self.schedules = [LambdaLR(optimizer, self._share_of_rate) for optimizer in self.optimizers] if changes else []
         self.forward = torch.compile(model) if training.compile else model
         self.losses: list[float] = []  # since the last look
         self.interrupted = False
@@ -272,8 +273,9 @@ class _Loop:
         if run.training.clip is not None:
             dense = [p for p in run.model.parameters() if p.grad is not None and not p.grad.is_sparse]
             nn.utils.clip_grad_norm_(dense, run.training.clip)
-        for optimizer, schedule in zip(self.optimizers, self.schedules, strict=True):
+        for optimizer in self.optimizers:
             optimizer.step()
+        for schedule in self.schedules:
             schedule.step()
         run.step += 1
         for hook in self.hooks:

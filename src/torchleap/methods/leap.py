@@ -78,7 +78,7 @@ class GateSteps(Hook):
         self.optimizer: torch.optim.Optimizer
         lr = method.lr or self._lr(steps_of(search), 1.0 if method.strength is None else method.strength)
         if method.strength is None:
-            self.optimizer = torch.optim.Adam([plugin.gates.theta], lr=lr)
+            self.optimizer = torch.optim.Adam([plugin.gates.theta], lr=lr, fused=True)
         else:
             self.optimizer = plugin.optimizer(strength=method.strength, lr=lr)
         self.batches = valid_batches(search)

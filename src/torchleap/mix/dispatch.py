@@ -112,8 +112,20 @@ def mix(
         seed, steps, first_gate: see `shuffle.streams`
     """
     gate = gate.to(torch.promote_types(x.dtype, torch.float32))
-    output, mean, statistics, _ = torch.ops.torchleap.mix(x, gate, column_gate, seed, steps, first_gate, shuffle)
+    call: Any = _DirectMix.apply if _is_plain(x) else torch.ops.torchleap.mix
+    output, mean, statistics, _ = call(x, gate, column_gate, seed, steps, first_gate, shuffle)
     return Mixed(output, mean, statistics)
+
+
+def _is_plain(x: Tensor) -> bool:
+    """Whether nothing watches or transforms the call: no compiler, no trace, no vmap, no kind of tensor of its own."""
+    return (
+        type(x) in (Tensor, torch.nn.Parameter)
+        and x.device.type != "meta"
+        and not torch.compiler.is_compiling()
+        and not torch._C._len_torch_dispatch_stack()
+        and torch._C._functorch.maybe_current_level() is None
+    )
 
 
 def join(blocks: list[Tensor]) -> Tensor:
@@ -148,6 +160,12 @@ _join.register_autograd(lambda ctx, grad: list(grad.split(ctx.widths, dim=1)), s
 def _mix(
     x: Tensor, gate: Tensor, column_gate: Tensor, seed: Tensor, steps: Tensor, first_gate: int, shuffle: str
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    return _forward(x, gate, column_gate, seed, steps, first_gate, shuffle)
+
+
+def _forward(
+    x: Tensor, gate: Tensor, column_gate: Tensor, seed: Tensor, steps: Tensor, first_gate: int, shuffle: str
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     backend = BACKENDS[choose(x)]
     drawn = backend.streams(seed, steps, first_gate)  # saved for backward: the steps go on meanwhile
     output, mean, statistics = backend.forward(x, gate, column_gate, Draw(drawn, shuffle))  # type: ignore[arg-type]
@@ -162,6 +180,12 @@ def _(x: Tensor, gate: Tensor, column_gate: Tensor, seed: Tensor, steps: Tensor,
 
 @torch.library.custom_op("torchleap::mix_backward", mutates_args=())
 def _mix_backward(
+    grad: Tensor, x: Tensor, gate: Tensor, column_gate: Tensor, streams: Tensor, shuffle: str, wants_x: bool, wants_gate: bool
+) -> list[Tensor]:
+    return _backward(grad, x, gate, column_gate, streams, shuffle, wants_x, wants_gate)
+
+
+def _backward(
     grad: Tensor, x: Tensor, gate: Tensor, column_gate: Tensor, streams: Tensor, shuffle: str, wants_x: bool, wants_gate: bool
 ) -> list[Tensor]:
     draw = Draw(streams, shuffle)  # type: ignore[arg-type]
@@ -186,11 +210,27 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
 
 def _differentiate(ctx: Any, grad: Tensor, *_: Any) -> tuple[Any, ...]:
     wants = ctx.needs_input_grad[:2]
-    found = torch.ops.torchleap.mix_backward(grad, *ctx.saved_tensors, ctx.shuffle, *wants)
+    # with gradients on, a gradient of this gradient may be wanted, which only the operator knows
+    call: Any = _backward if not torch.is_grad_enabled() and _is_plain(grad) else torch.ops.torchleap.mix_backward
+    found = call(grad, *ctx.saved_tensors, ctx.shuffle, *wants)
     return (*(gradient if wanted else None for gradient, wanted in zip(found, wants, strict=True)), *[None] * 5)
 
 
 _mix.register_autograd(_differentiate, setup_context=_save)
+
+
+class _DirectMix(torch.autograd.Function):
+    """The same without the operator's own work, which takes longer than mixing a small batch."""
+
+    @staticmethod
+    def forward(ctx: Any, *inputs: Any) -> Any:
+        output = _forward(*inputs)
+        _save(ctx, inputs, output)
+        return output
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        return _differentiate(ctx, *grads)
 
 
 def _save_again(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:

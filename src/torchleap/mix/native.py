@@ -17,6 +17,7 @@ INTERFACE = 4  # as in kernel.c
 DTYPES = {torch.float32: 0, torch.float64: 1, torch.bfloat16: 2}
 WIDE = {dtype: torch.promote_types(dtype, torch.float32) for dtype in DTYPES}
 SHUFFLES = {"uniform": 0, "cyclic": 1}
+SMALL = 1 << 15  # values that one thread has mixed before a second is awake
 CURE = "With a C compiler, `python -m torchleap.mix.build` compiles it."
 
 
@@ -171,7 +172,7 @@ def _call(
         streams.data_ptr(),
         SHUFFLES[draw.shuffle],
         *after,
-        torch.get_num_threads(),
+        torch.get_num_threads() if x.numel() > SMALL else 1,
         _kernel().parallel,
     )
     if failed == 2:
