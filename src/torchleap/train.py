@@ -207,6 +207,7 @@ class _Loop:
         torch.manual_seed(training.seed)
         self.batches = task.train.batches(training.batch, shuffle=True, seed=training.seed)
         self.optimizers = optimizers_for(model, training, except_for=[p for hook in hooks for p in hook.own_parameters()])
+        self.learnt = [p for optimizer in self.optimizers for group in optimizer.param_groups for p in group["params"]]
         changes = training.schedule != "constant" or training.warmup > 0
         self.schedules = [LambdaLR(optimizer, self._share_of_rate) for optimizer in self.optimizers] if changes else []
         self.forward = torch.compile(model) if training.compile else model
@@ -264,8 +265,8 @@ class _Loop:
         loss = binary_cross_entropy_with_logits(log_odds.float(), batch.label)
         penalties = [hook.penalty(loss) for hook in self.hooks]
         loss = sum((penalty for penalty in penalties if penalty is not None), start=loss)
-        for optimizer in self.optimizers:
-            optimizer.zero_grad()
+        for parameter in self.learnt:
+            parameter.grad = None
         loss.backward()  # type: ignore[no-untyped-call]
         self.losses.append(loss.item())
         if not math.isfinite(self.losses[-1]):
