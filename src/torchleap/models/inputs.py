@@ -41,12 +41,15 @@ class FieldInputs(nn.Module):
             slots = [self._ids[place] for place in members]
             every = slots == list(range(sum(column.slots for column in columns if column.is_ids)))  # nothing to pick
             self.register_buffer(f"slots_{width}", None if every else torch.tensor(slots))
-        self._runs = _runs(columns, self._members)
+        self._runs = _runs(columns)
+        self._sizes = {width: [last - first + 1 for kind, first, last in self._runs if kind == width] for width in self._members}
 
     def forward(self, ids: Tensor, numbers: Tensor) -> Tensor:
         """Look up, pool, and lay side by side."""
-        looked_up = {width: table(self._rows(ids, width)) for width, table in self.tables.items()}  # (B, columns, width) each
-        blocks = []
+        looked_up = {  # the runs of each table, (B, columns, width) each; split, as the gradient of many slices is as many copies
+            width: table(self._rows(ids, width)).split(self._sizes[width], dim=1) for width, table in self.tables.items()
+        }
+        blocks, taken = [], dict.fromkeys(looked_up, 0)
         for kind, first, last in self._runs:
             if kind == "list":
                 start = self._ids[first]
@@ -55,9 +58,8 @@ class FieldInputs(nn.Module):
                 start = self._numbers[first]
                 blocks.append(numbers[:, start : self._numbers[last] + self.columns[last].slots])
             else:
-                members = self._members[kind]
-                block = looked_up[kind][:, members.index(first) : members.index(last) + 1]
-                blocks.append(block.flatten(1))
+                blocks.append(looked_up[kind][taken[kind]].flatten(1))
+                taken[kind] += 1
         return blocks[0] if len(blocks) == 1 else torch.cat(blocks, dim=1)
 
     def _rows(self, ids: Tensor, width: str) -> Tensor:
@@ -90,7 +92,7 @@ def _starts(columns: Sequence[TaskColumn], *, ids: bool) -> dict[int, int]:
     return found
 
 
-def _runs(columns: Sequence[TaskColumn], members: dict[str, list[int]]) -> list[tuple[str, int, int]]:
+def _runs(columns: Sequence[TaskColumn]) -> list[tuple[str, int, int]]:
     """Neighbouring columns that come from one place: a table's width, "numbers" or "list", with the first and last column."""
 
     def kind(place: int) -> str:
