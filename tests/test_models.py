@@ -12,6 +12,7 @@ from torch import nn
 import torchleap as tl
 from tests.data.frames import log
 from torchleap import models
+from torchleap.selection import select
 from torchleap.models import inputs as inputs_module
 from torchleap.models.backbones import Crosses, Products
 from torchleap.models.layers import FieldVectors, pair_sum
@@ -90,6 +91,20 @@ def test_every_backbone_is_gated_and_pruned_exactly(name, task):
         expected = model.eval()(*test.inputs)
     assert torch.allclose(small(*test.inputs), expected, atol=1e-5)
     assert sum(p.numel() for p in small.parameters()) < sum(p.numel() for p in model.parameters())
+    assert not [note for note in tl.plan_of(small).notes if "constants are fed instead" in note]
+
+
+def test_the_rows_of_a_dropped_field_leave_the_table_that_it_shares(task):
+    model = models.build("wide_deep", task)
+    plugin = tl.attach(model, task.fields, at="net")
+    model(*task.train.all().inputs)
+    for place, column in enumerate(task.columns):
+        others = len(task.columns) > 1 and column.is_ids and column.column.kind != "list"
+        if others:
+            scores = {name: 0.0 if name == column.name else 1.0 for name in task.fields.names}
+            small = plugin.prune(select(task.fields, scores, threshold=0.5)).eval()
+            fewer = sum(p.numel() for p in model.inputs.parameters()) - sum(p.numel() for p in small.inputs.parameters())
+            assert fewer == column.categories * column.width, (place, column.name)
 
 
 @settings(max_examples=30, deadline=None)

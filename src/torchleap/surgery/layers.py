@@ -308,15 +308,19 @@ class Embedding(Opaque):
         offsets = _offsets(node, writer.view, module)
         if offsets is None or looked_up.axis != 1 or module.padding_idx is not None:
             return
-        path, start = offsets
+        path, buffer = offsets
+        start = buffer.detach().cpu().flatten()
         stop = torch.cat([start[1:], torch.tensor([module.num_embeddings])])
         kept = torch.tensor(looked_up.index)
         rows = torch.cat([torch.arange(int(a), int(b)) for a, b in zip(start[kept], stop[kept], strict=True)])
         sizes = (stop - start)[kept]
         writer.cut(f"{node.target}.weight", module.weight, {0: rows})
         writer.attributes[str(node.target)] = {"num_embeddings": len(rows)}
-        moved = (sizes.cumsum(0) - sizes).to(writer.parameters[path])
-        writer.parameters[path] = moved.reshape(writer.parameters[path].shape)
+        moved = sizes.cumsum(0) - sizes
+        if path not in writer.parameters:  # all ids are added up, and those of kept fields are taken from the sum
+            moved = torch.zeros_like(start).index_copy(0, kept, moved)
+        old = writer.parameters.get(path, buffer)
+        writer.parameters[path] = moved.to(old).reshape(old.shape)
         writer.notes.append(
             f"{node.target}: the rows of dropped fields go, by {path}; each id must lie within the rows of its own field."
         )
@@ -330,9 +334,10 @@ def _offsets(node: fx.Node, view: View, module: nn.Embedding) -> tuple[str, Tens
     found = [source for source in total.all_input_nodes if view.is_fixed(source) and source.op == "get_attr"]
     if len(found) != 1 or str(found[0].target) in view.trace.constants or view.uncut(view.trace.values[found[0]]):
         return None
-    start = view.trace.values[found[0]].detach().cpu().flatten()
+    buffer: Tensor = view.trace.values[found[0]]
+    start = buffer.detach().cpu().flatten()
     rising = start.numel() == view.facts[total].const.numel() > 1 and int(start[0]) == 0 and bool((start.diff() > 0).all())
-    return (str(found[0].target), start) if rising and int(start[-1]) < module.num_embeddings else None
+    return (str(found[0].target), buffer) if rising and int(start[-1]) < module.num_embeddings else None
 
 
 class EmbeddingBag(Layer):
