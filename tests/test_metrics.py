@@ -8,6 +8,7 @@ from sklearn.metrics import roc_auc_score
 
 from tests.slow import auc_by_pairs
 from torchleap import MetricError, auc, gauc, log_loss, s_auc
+from torchleap.metrics import auc_difference, gauc_difference
 
 ROWS = st.lists(
     st.tuples(st.integers(0, 1), st.sampled_from([0.0, 0.1, 0.25, 0.5, 0.9, 1.0]), st.integers(0, 3)), min_size=1, max_size=40
@@ -107,3 +108,43 @@ def test_s_auc_reproduces_the_paper_s_table():
 def test_bad_input_is_refused(call, message):
     with pytest.raises(MetricError, match=message):
         call()
+
+
+def rows_of_two_models(rows=4000, seed=0, groups=60):
+    dice = np.random.default_rng(seed)
+    label = (dice.random(rows) < 0.3).astype(int)
+    before = label + dice.normal(scale=1.5, size=rows)
+    after = np.round(before + 0.2 * label + dice.normal(scale=0.7, size=rows), 1)  # with ties
+    return label, before, after, dice.integers(0, groups, rows)
+
+
+def test_the_interval_of_an_auc_difference_is_what_redrawn_rows_show():
+    label, before, after, _ = rows_of_two_models()
+    found = auc_difference(label, before, after)
+    assert found.value == pytest.approx(auc(label, after) - auc(label, before))
+    dice = np.random.default_rng(1)
+    drawn = [dice.integers(0, len(label), len(label)) for _ in range(600)]
+    redrawn = [auc(label[rows], after[rows]) - auc(label[rows], before[rows]) for rows in drawn]
+    assert (found.high - found.low) / 3.92 == pytest.approx(np.std(redrawn), rel=0.12)
+    assert (found.low + found.high) / 2 == pytest.approx(found.value)
+
+
+def test_the_interval_of_a_gauc_difference_is_what_redrawn_groups_show():
+    label, before, after, group = rows_of_two_models()
+    found = gauc_difference(label, before, after, group)
+    assert found.value == pytest.approx(gauc(label, after, group) - gauc(label, before, group))
+    dice = np.random.default_rng(1)
+    members = [np.flatnonzero(group == number) for number in range(60)]
+    redrawn = []
+    for _ in range(300):
+        chosen = dice.integers(0, 60, 60)
+        rows = np.concatenate([members[number] for number in chosen])
+        fresh = np.concatenate([np.full(len(members[number]), place) for place, number in enumerate(chosen)])
+        redrawn.append(gauc(label[rows], after[rows], fresh) - gauc(label[rows], before[rows], fresh))
+    assert (found.high - found.low) / 3.92 == pytest.approx(np.std(redrawn), rel=0.2)
+
+
+def test_the_same_scores_differ_by_nothing():
+    label, before, _, group = rows_of_two_models(rows=200)
+    assert auc_difference(label, before, before) == (0, 0, 0)
+    assert gauc_difference(label, before, before, group) == (0, 0, 0)

@@ -1,7 +1,7 @@
-"""auc, gauc, log_loss and s_auc: vectorised over rows and groups, ties included."""
+"""auc, gauc, their differences, log_loss and s_auc: vectorised over rows and groups, ties included."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -47,17 +47,7 @@ def gauc(labels: Rows, scores: Rows, groups: Rows) -> float:
     0.5
     """
     labels, scores = _checked(labels, scores)
-    if isinstance(groups, Tensor):
-        groups = (groups.double() if groups.is_floating_point() else groups).detach().cpu()  # numpy has no bfloat16
-    names = np.asarray(groups).reshape(-1)
-    if len(names) != len(labels):
-        raise MetricError(f"Expected one group a row, but found {len(labels)} rows and {len(names)} groups.")
-    try:
-        numbers = np.unique(names, return_inverse=True)[1]
-    except TypeError as error:
-        raise MetricError(
-            f"Expected groups of one kind that can be sorted, but found a mixture: {error}. Fill the missing."
-        ) from error
+    numbers = _group_numbers(groups, len(labels))
     values, counts = _auc_by_group(labels, scores, numbers)
     if not counts.size:
         raise MetricError("GAUC needs a group with rows of both classes, but every group has one class. Use coarser groups.")
@@ -81,6 +71,57 @@ def log_loss(labels: Rows, probabilities: Rows) -> float:
     return float(-np.mean(labels * np.log(clipped) + (1 - labels) * np.log1p(-clipped)))
 
 
+class Difference(NamedTuple):
+    """How much a metric changed on the same rows, with its 95 % interval."""
+
+    value: float
+    low: float
+    high: float
+
+
+def auc_difference(labels: Rows, before: Rows, after: Rows) -> Difference:
+    """AUC of `after` minus AUC of `before` on the same rows, with DeLong's interval: what other rows might have shown.
+
+    >>> auc_difference([0, 0, 1, 1], [0.1, 0.4, 0.35, 0.8], [0.1, 0.4, 0.5, 0.8]).value
+    0.25
+    """
+    value = auc(labels, after) - auc(labels, before)
+    label, _ = _checked(labels, before)
+    positive = label == 1
+    placed = [_placements(_flat(scores), positive) for scores in (before, after)]
+    # how each row's place among the rows of the other class has changed
+    up, down = (placed[1][of] - placed[0][of] for of in (0, 1))
+    variance = sum(float(np.var(change, ddof=1)) / len(change) for change in (up, down) if len(change) > 1)
+    return _interval(value, variance**0.5)
+
+
+def gauc_difference(labels: Rows, before: Rows, after: Rows, groups: Rows) -> Difference:
+    """GAUC of `after` minus GAUC of `before` on the same rows; the interval is for other groups of the same kind."""
+    value = gauc(labels, after, groups) - gauc(labels, before, groups)
+    label, _ = _checked(labels, before)
+    numbers = _group_numbers(groups, len(label))
+    (old, counts), (new, _) = (_auc_by_group(label, _flat(scores), numbers) for scores in (before, after))
+    share = counts / counts.sum()
+    return _interval(value, float(np.sqrt(np.sum((share * (new - old - value)) ** 2))))
+
+
+def _interval(value: float, deviation: float) -> Difference:
+    return Difference(value, value - 1.96 * deviation, value + 1.96 * deviation)
+
+
+def _placements(scores: Floats, positive: npt.NDArray[np.bool_]) -> tuple[Floats, Floats]:
+    """For each positive row the share of negative ones below it, for each negative one the share of positive ones above."""
+    own, others = scores[positive], scores[~positive]
+    below = _share_below(own, np.sort(others))
+    return below, 1 - _share_below(others, np.sort(own))
+
+
+def _share_below(values: Floats, ordered: Floats) -> Floats:
+    """The share of the ordered values below each one; a tie counts half."""
+    found: Floats = (np.searchsorted(ordered, values, "left") + np.searchsorted(ordered, values, "right")) / (2 * len(ordered))
+    return found
+
+
 def s_auc(table: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
     """Normalized AUC: each method's AUC over the best method's, averaged over data sets.
 
@@ -101,6 +142,21 @@ def s_auc(table: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
     if not (values > 0).all():
         raise MetricError(f"s_auc needs AUCs above 0, but found {values.min():g}.")
     return dict(zip(methods, (values / values.max(0)).mean(1).tolist(), strict=True))
+
+
+def _group_numbers(groups: Rows, rows: int) -> npt.NDArray[np.int64]:
+    """A number for each row's group."""
+    if isinstance(groups, Tensor):
+        groups = (groups.double() if groups.is_floating_point() else groups).detach().cpu()  # numpy has no bfloat16
+    names = np.asarray(groups).reshape(-1)
+    if len(names) != rows:
+        raise MetricError(f"Expected one group a row, but found {rows} rows and {len(names)} groups.")
+    try:
+        return np.unique(names, return_inverse=True)[1]
+    except TypeError as error:
+        raise MetricError(
+            f"Expected groups of one kind that can be sorted, but found a mixture: {error}. Fill the missing."
+        ) from error
 
 
 def _auc_by_group(labels: Floats, scores: Floats, groups: npt.NDArray[np.int64]) -> tuple[Floats, npt.NDArray[np.int64]]:
