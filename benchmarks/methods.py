@@ -36,6 +36,7 @@ from torchleap.data.task import Task
 from torchleap.methods import LeAP, Permutation, Search, Shark
 from torchleap.methods.attribution import mean_input
 from torchleap.models import Ranker
+from torchleap.searching import search as search_task
 from torchleap.train import Training
 
 REPEATS = 2
@@ -213,7 +214,7 @@ def against_leap(trained: Trained, training: Training, rounds: int) -> None:
     """Seconds of a LeAP search, and of permutation without and with the training that it needs."""
     task, backbone = trained.search.task, trained.search.backbone
     calls: dict[str, Callable[[], Any]] = {
-        "LeAP": lambda: tl.search(task, model=backbone, method=LeAP(gates_on="train"), training=training),
+        "LeAP": lambda: search_task(task, model=backbone, method=LeAP(gates_on="train"), training=training),
         "training": lambda: trained.search.fit(trained.search.model()),
         **trained.versions(),
     }
@@ -234,6 +235,7 @@ def against_leap(trained: Trained, training: Training, rounds: int) -> None:
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--quick", action="store_true")
+    options.add_argument("--only", default="permutation,shark,leap", help="some of these parts")
     options.add_argument("--folder", help="where to keep the log; the user's cache if left out")
     chosen = options.parse_args()
     fields, dims, rows, rounds = (128, 3_000, 20_000, 1) if chosen.quick else (512, 12_000, 100_000, 3)
@@ -242,13 +244,17 @@ def main() -> None:
     print(f"{task!r}, {torch.get_num_threads()} threads")
     search = Search(task, models.named("wide_deep"), training)
     trained = Trained(search, share=min(1.0, 500 / len(task.valid)))
-    permutation(trained, rounds)
-    print("\n(ii) SHARK")
-    shark("the log", search, trained.model, rounds)
-    public = Search(public_task(rows), models.benchmark("wide_deep"), training)
-    shark("39 fields of ids", public, public.model(), rounds)
-    trained.look_up(share=min(1.0, 0.01 * rows / len(task.valid)))
-    against_leap(trained, training, rounds)
+    parts = chosen.only.split(",")
+    if "permutation" in parts:
+        permutation(trained, rounds)
+    if "shark" in parts:
+        print("\n(ii) SHARK")
+        shark("the log", search, trained.model, rounds)
+        public = Search(public_task(rows), models.benchmark("wide_deep"), training)
+        shark("39 fields of ids", public, public.model(), rounds)
+    if "leap" in parts:
+        trained.look_up(share=min(1.0, 0.01 * rows / len(task.valid)))
+        against_leap(trained, training, rounds)
 
 
 if __name__ == "__main__":

@@ -196,9 +196,13 @@ def test_version():
 
 
 @pytest.mark.parametrize(
-    "words", [(), ("data",), ("data", "inspect"), ("data", "convert"), ("data", "make"), ("data", "make", "industrial")]
+    "words",
+    [
+        *[(), ("data",), ("data", "inspect"), ("data", "convert"), ("data", "make"), ("data", "make", "industrial")],
+        *[("select",), ("demo",), ("report",), ("predict",), ("export",), ("compare",), ("doctor",)],
+    ],
 )
 def test_every_help_has_an_example(words):
     result = run(*words, "--help")
     assert result.exit_code == 0
-    assert "Example: torchleap data" in result.stdout
+    assert f"Example: torchleap {words[0] if words else ''}" in result.stdout

@@ -1,25 +1,38 @@
 """torchleap finds out, during ordinary training, which input fields a deep ranking model can do without."""
 
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from . import data, export, metrics
 from .errors import AttachError, DataError, FieldError, MetricError, SelectionError, SurgeryError, TorchleapError
-from .fields import Field, Fields
-from .finetune import carry_over, finetune, plan_of
-from .gates import LeAP
-from .metrics import auc, gauc, log_loss, s_auc
-from .optimizer import GateOptimizer
-from .plugin import Plugin, attach, attached
-from .selection import Selection
-from .surgery import Plan
+
+if TYPE_CHECKING:
+    from . import callbacks, data, export, methods, metrics, models, train
+    from .fields import Field, Fields
+    from .finetuning import carry_over, finetune, plan_of
+    from .gates import LeAP
+    from .metrics import auc, gauc, log_loss, s_auc
+    from .optimizer import GateOptimizer
+    from .plugin import Plugin, attach, attached
+    from .report import Report
+    from .searching import retrain, search
+    from .selecting import decide
+    from .selection import Selection
+    from .surgery import Plan
+    from .train import Training, fit
 
 __version__ = "0.1.0"
 
-_LATER = {  # modules and what is in them that need polars, which is an extra and takes a while to import
-    **dict.fromkeys(("callbacks", "models", "methods", "train"), ""),
-    **dict.fromkeys(("search", "retrain"), "searching"),
-    **dict.fromkeys(("fit", "Training"), "train"),
+# What is imported when it is first asked for: torch takes seconds to import, and the command line answers --help without it.
+_LATER = {
+    **dict.fromkeys(("callbacks", "data", "export", "methods", "metrics", "models", "train"), ""),
+    **dict.fromkeys(("Field", "Fields"), "fields"),
+    **dict.fromkeys(("carry_over", "finetune", "plan_of"), "finetuning"),
+    **dict.fromkeys(("auc", "gauc", "log_loss", "s_auc"), "metrics"),
+    **dict.fromkeys(("Plugin", "attach", "attached"), "plugin"),
+    **dict.fromkeys(("retrain", "search"), "searching"),
+    **dict.fromkeys(("Training", "fit"), "train"),
+    **{"GateOptimizer": "optimizer", "LeAP": "gates", "Plan": "surgery", "Report": "report"},
+    **{"Selection": "selection", "decide": "selecting"},
 }
 
 
@@ -27,11 +40,16 @@ def __getattr__(name: str) -> Any:
     if name not in _LATER:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:
-        return getattr(import_module(f".{_LATER[name]}", __name__), name) if _LATER[name] else import_module(f".{name}", __name__)
+        found = import_module(f".{_LATER[name] or name}", __name__)
     except ModuleNotFoundError as error:
         if error.name != "polars":
             raise
         raise DataError("Tasks need the package polars. Install it: pip install 'torchleap[data]'.") from error
+    return getattr(found, name) if _LATER[name] else found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_LATER})
 
 
 __all__ = [
@@ -45,20 +63,30 @@ __all__ = [
     "MetricError",
     "Plan",
     "Plugin",
+    "Report",
     "Selection",
     "SelectionError",
     "SurgeryError",
     "TorchleapError",
+    "Training",
     "attach",
     "attached",
     "auc",
+    "callbacks",
     "carry_over",
     "data",
+    "decide",
     "export",
     "finetune",
+    "fit",
     "gauc",
     "log_loss",
+    "methods",
     "metrics",
+    "models",
     "plan_of",
+    "retrain",
     "s_auc",
+    "search",
+    "train",
 ]

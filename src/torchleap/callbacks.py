@@ -20,6 +20,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from .errors import TorchleapError
+from .plugin import attached
+from .sites import sites_of
 from .text import plural, write_whole
 from .train import Hook, Run
 
@@ -102,6 +104,50 @@ class Progress(Hook):
 
     def _print(self, line: str) -> None:
         self._console.print(line, markup=False, highlight=False, emoji=False, soft_wrap=True)
+
+
+class LiveGates(Hook):
+    """A table of the gates on a terminal while they learn: the most open and the most closed ones; elsewhere nothing.
+
+    Args:
+        rows: How many of each.
+        console: Where to; None is standard error.
+    """
+
+    def __init__(self, rows: int = 8, console: "Console | None" = None) -> None:
+        self._rows = rows
+        self._console = console or _need("rich.console", "cli").Console(stderr=True)
+        self._live: Any = None
+        self._drawn = -math.inf
+        self._close: Callable[[], object] = lambda: None
+
+    def at_start(self, run: Run) -> None:
+        """Show the table, if the model has gates."""
+        self._close()
+        self._live = None
+        if self._console.is_terminal and next(iter(sites_of(run.model)), None) is not None:
+            self._live = _need("rich.live", "cli").Live(console=self._console, auto_refresh=False, transient=True)
+            self._close = weakref.finalize(run, self._live.stop)
+            self._live.start()
+
+    def after_step(self, run: Run) -> None:
+        """Draw it anew, twice a second at most."""
+        if self._live is not None and time.monotonic() - self._drawn >= 5 * DRAW_EVERY:
+            self._live.update(self._table(run), refresh=True)
+            self._drawn = time.monotonic()
+
+    def at_end(self, run: Run) -> None:
+        """Take it away."""
+        self._close()
+
+    def _table(self, run: Run) -> Any:
+        scores = sorted(attached(run.model).scores().items(), key=lambda item: -item[1])
+        shown = scores if len(scores) <= 2 * self._rows else [*scores[: self._rows], ("...", math.nan), *scores[-self._rows :]]
+        drawn = _need("rich.table", "cli").Table("field", "gate", "", box=None, title=f"gates at step {run.step}")
+        for name, score in shown:
+            cells = ("", "") if math.isnan(score) else (f"{score:.2f}", "\u2588" * round(30 * score))
+            drawn.add_row(_need("rich.text", "cli").Text(name[:40]), *cells)
+        return drawn
 
 
 class HistoryFile(Hook):

@@ -25,14 +25,20 @@ from .train import Hook, Run, Training, TrainingError, evaluate, fit
 
 @dataclass(frozen=True)
 class SearchResult:
-    """Scores by field, and what they took."""
+    """Scores by field, and what they took.
+
+    Attributes:
+        memory: Bytes that the process held at most.
+        model: What the method has trained, with its best weights and whatever the method put into it; None if it trains none.
+    """
 
     fields: Fields
     method: Method
     scores: Scores
     seconds: float
-    memory: int  # bytes that the process held at most
+    memory: int
     history: list[dict[str, float]] = field(repr=False)
+    model: nn.Module | None = field(repr=False, default=None)
 
     def select(
         self, threshold: float | None = None, *, share: float | None = None, dims: int | None = None, cost: float | None = None
@@ -65,6 +71,7 @@ def search(
     seed: int = 0,
     callbacks: Sequence[Hook] = (),
     checkpoint: str | os.PathLike[str] | None = None,
+    keep_checkpoint: bool = False,
 ) -> SearchResult:
     """Score all fields of a task.
 
@@ -74,15 +81,16 @@ def search(
     Args:
         callbacks: Hooks that watch the training, as in `torchleap.callbacks`.
         checkpoint: A folder to save the training to and, if it is there, to go on from; it is removed at the end.
+        keep_checkpoint: Leave it instead: the same call then only loads what it found.
     """
     started = time.monotonic()
     chosen = method_named(method)
     folder = None if checkpoint is None else Path(checkpoint)
-    work = Search(task, backbone_named(model), _seeded(training, task, seed), seed, callbacks, folder)
-    with _folder_for(chosen, work):
+    work = Search(task, backbone_named(model), seeded(training, task, seed), seed, callbacks, folder)
+    with _folder_for(chosen, work, keep=keep_checkpoint):
         scores = chosen.score(work)
     memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    return SearchResult(task.fields, chosen, scores, time.monotonic() - started, memory, work.history)
+    return SearchResult(task.fields, chosen, scores, time.monotonic() - started, memory, work.history, work.trained)
 
 
 def retrain(
@@ -94,23 +102,26 @@ def retrain(
     seed: int = 0,
     callbacks: Sequence[Hook] = (),
     checkpoint: str | os.PathLike[str] | None = None,
+    keep_checkpoint: bool = False,
 ) -> RetrainResult:
     """Train a fresh plain model on the kept fields, or on all of them, and measure it on the test rows.
 
     Args:
         callbacks: Hooks that watch the training, as in `torchleap.callbacks`.
         checkpoint: A file to save the training to and, if it is there, to go on from; it is removed at the end.
+        keep_checkpoint: Leave it instead, as in `fit`.
     """
     kept = task if selection is None else task.only(selection)
     torch.manual_seed(seed)
     fresh = build(model, kept)
-    run = fit(fresh, kept, _seeded(training, task, seed), hooks=callbacks, checkpoint=checkpoint)
+    settings = seeded(training, task, seed)
+    run = fit(fresh, kept, settings, hooks=callbacks, checkpoint=checkpoint, keep_checkpoint=keep_checkpoint)
     metrics = {f"{part}_{name}": v for part in ("valid", "test") for name, v in evaluate(fresh, getattr(kept, part)).items()}
     return RetrainResult(fresh, metrics, run.seconds, run)
 
 
 @contextmanager
-def _folder_for(method: Method, work: Search) -> Iterator[None]:
+def _folder_for(method: Method, work: Search, *, keep: bool) -> Iterator[None]:
     """The folder of a search's checkpoints, which belong to one method with its settings; it goes when the search is done."""
     if work.checkpoints is None:
         yield
@@ -122,13 +133,15 @@ def _folder_for(method: Method, work: Search) -> Iterator[None]:
         raise TrainingError(f"{work.checkpoints} is of another search: {found}, not {method!r}. Remove it to start anew.")
     write_whole(note, repr(method))
     yield
+    if keep:
+        return
     for path in (*(work.checkpoints / f"{number}.pt" for number in range(work.runs)), note):
         path.unlink(missing_ok=True)
     with suppress(OSError):  # somebody put something else there
         work.checkpoints.rmdir()
 
 
-def _seeded(training: Training | None, task: Task, seed: int) -> Training:
+def seeded(training: Training | None, task: Task, seed: int) -> Training:
     """The settings with this seed; without settings, a batch that suits the number of rows."""
     if training is None:
         training = Training(batch=max(1, min(4096, len(task.train) // 50)))

@@ -2,8 +2,8 @@
 
 import json
 import mmap
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -95,6 +95,8 @@ class Task:
 
     Attributes:
         columns: The input columns, in order.
+        costs: What it costs to keep a column's field, by name; its width if left out.
+        protected: The names of fields that are always kept.
     """
 
     folder: Path
@@ -102,6 +104,8 @@ class Task:
     rows: dict[str, int]
     roles: dict[str, Any]
     keep: Any = None  # holds a temporary folder as long as there is a task
+    costs: Mapping[str, float] = field(default_factory=dict)
+    protected: frozenset[str] = frozenset()
 
     @classmethod
     def load(cls, folder: Path, keep: Any = None) -> "Task":
@@ -127,7 +131,7 @@ class Task:
 
     def __getstate__(self) -> dict[str, Any]:
         """What a worker needs: where the rows lie. The first process holds the folder."""
-        return {"folder": self.folder, "columns": self.columns, "rows": self.rows, "roles": self.roles, "keep": None}
+        return {**vars(replace(self, keep=None))}
 
     def __copy__(self) -> "Task":
         return replace(self)  # in this process, so it holds the folder as well
@@ -138,7 +142,9 @@ class Task:
     @cached_property
     def fields(self) -> Fields:
         """What a model reads: a field for each column, with its width."""
-        return Fields([Field(column.name, column.width) for column in self.columns])
+        return Fields(
+            [Field(c.name, c.width, cost=self.costs.get(c.name), protected=c.name in self.protected) for c in self.columns]
+        )
 
     @cached_property
     def train(self) -> "Rows":
@@ -165,6 +171,13 @@ class Task:
         if not wanted:
             raise FieldError("No field is left: expected at least one name.")
         return replace(self, columns=tuple(column for column in self.columns if column.name in wanted))
+
+    def priced(self, *, costs: Mapping[str, float] | None = None, protect: Iterable[str] = ()) -> "Task":
+        """The same task with costs of some fields, and with fields that are always kept."""
+        costs, protected = dict(costs or {}), frozenset(protect)
+        for name in (*costs, *protected):
+            self.fields.index(name)  # raises with the nearest names
+        return replace(self, costs={**self.costs, **costs}, protected=self.protected | protected)
 
     def vocabulary(self, name: str) -> list[str]:
         """The categories of a column, in the order of their ids, which begin at 2."""

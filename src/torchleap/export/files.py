@@ -20,7 +20,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, fx, nn
 
 from ..errors import SurgeryError
-from ..finetune import plan_of
+from ..finetuning import plan_of
 from ..surgery import Plan
 from ..surgery.build import find
 from . import graphs

@@ -23,6 +23,7 @@ class Search:
         callbacks: Hooks that only watch, for every training run.
         checkpoints: A folder; the training runs of this search are saved there and go on from there, also finished ones.
         history: What the training runs of this search have recorded.
+        trained: The model that was trained last, with its best weights.
     """
 
     task: Task
@@ -33,6 +34,7 @@ class Search:
     checkpoints: Path | None = None
     history: list[dict[str, float]] = field(default_factory=list)
     runs: int = 0
+    trained: nn.Module | None = None
 
     def model(self) -> Ranker:
         """A fresh model, the same for the same seed."""
@@ -45,6 +47,7 @@ class Search:
         every = (*hooks, *self.callbacks)  # callbacks last: they see what the hooks have added to a record
         run = fit(model, self.task, training or self.training, hooks=every, checkpoint=path, keep_checkpoint=True)
         self.runs += 1
+        self.trained = model
         self.history += run.history
         return run
 

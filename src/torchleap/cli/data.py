@@ -1,0 +1,94 @@
+"""torchleap data: look at data, convert it, make some."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ..text import plural
+from .show import as_json, by_role, names_of, progress, separator_of, show
+
+
+def data_inspect(
+    context: typer.Context,
+    file: Annotated[str, typer.Argument(help="Parquet, CSV, TSV or Arrow; also a folder, or a pattern in quotes.")],
+    label: Annotated[str | None, typer.Option(help="The column to predict; then leaks are looked for, too.")] = None,
+    threshold: Annotated[float | None, typer.Option(help="The label is 1 above this, for ratings.")] = None,
+    positive: Annotated[str | None, typer.Option(help="The label is 1 where it has this value.")] = None,
+    rows: Annotated[int, typer.Option(min=1, help="Look at that many rows at most.")] = 1_000_000,
+    separator: Annotated[str | None, typer.Option(help="Of CSV; found in its first line if left out.")] = None,
+    names: Annotated[str | None, typer.Option(help="Of the columns of CSV without a header: a,b,c.")] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Show what each column holds, and which look wrong.
+
+    Example: torchleap data inspect clicks.parquet --label click
+    """
+    from ..data.inspection import inspect
+
+    with progress(context) as tell:
+        found = inspect(
+            file, label=label, threshold=threshold, positive=positive, rows=rows,
+            separator=separator_of(separator), names=names_of(names), progress=tell,
+        )  # fmt: skip
+    if json:
+        as_json(found.to_json())
+        return
+    title, columns, notes = str(found).split("\n\n")
+    show(title, style="bold")
+    show(f"\n{columns}\n")
+    show(notes, style="yellow" if any(column.notes for column in found.columns) else "green")
+
+
+def data_convert(
+    context: typer.Context,
+    source: Annotated[str, typer.Argument(help="Parquet, CSV, TSV or Arrow; also a folder, or a pattern in quotes.")],
+    out: Annotated[Path, typer.Argument(help="The new file: .parquet, .arrow or .csv.")],
+    separator: Annotated[str | None, typer.Option(help="Of CSV; found in its first line if left out.")] = None,
+    names: Annotated[str | None, typer.Option(help="Of the columns of CSV without a header: a,b,c.")] = None,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite a file that is there.")] = False,
+) -> None:
+    """Write the rows of a file in another format, with numbers as numbers.
+
+    Example: torchleap data convert clicks.csv clicks.parquet
+    """
+    from ..data.converting import convert
+
+    with progress(context) as tell:
+        rows, columns = convert(
+            source, out, separator=separator_of(separator), names=names_of(names), overwrite=force, progress=tell
+        )
+    if not context.obj["quiet"]:
+        show(f"Wrote {out}: {plural(rows, 'row')}, {plural(columns, 'column')}, {out.stat().st_size / 1e6:,.1f} MB.")
+
+
+def data_make_industrial(
+    context: typer.Context,
+    out: Annotated[Path, typer.Argument(help="The new file, which ends in .parquet.")],
+    rows: Annotated[int, typer.Option(min=1, help="Rows to draw.")] = 100_000,
+    fields: Annotated[int, typer.Option(help="Fields, of all roles.")] = 64,
+    dims: Annotated[int, typer.Option(help="Dimensions of all fields in the model.")] = 1_000,
+    seed: Annotated[int, typer.Option(help="Another seed gives other effects and rows.")] = 0,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite a file that is there.")] = False,
+) -> None:
+    """Make a search-ranking log of which it is known what each field is for.
+
+    Example: torchleap data make industrial log.parquet --rows 100000 --fields 64 --dims 1000
+    """
+    import polars as pl
+
+    from ..data.converting import check_free
+    from ..data.industrial import IndustrialLog
+
+    log = IndustrialLog(fields=fields, dims=dims, seed=seed)
+    check_free(out, [".parquet"], overwrite=force)
+    with progress(context) as tell:
+        log.write(out, rows, progress=lambda done: tell("writing", done, rows))
+    if not context.obj["quiet"]:
+        show(f"Wrote {out}: {plural(rows, 'row')}, {fields} fields, {dims:,} dims, {out.stat().st_size / 1e6:,.1f} MB.")
+        share = pl.read_parquet(out, columns=["label"])["label"].to_numpy().mean()
+        show(f"The label is 1 in {100 * share:.1f} % of rows.\n\n{by_role(log.role, log.widths)}\n")
+        show(f"Next: torchleap data inspect {shlex.quote(str(out))} --label label")

@@ -1,0 +1,321 @@
+"""decide: which fields of a task can go, and the smaller model with the evidence: search, cut, fine-tune, compare."""
+
+import copy
+import json
+import os
+import platform
+import shutil
+import statistics
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from datetime import datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from .data.task import Task, TaskColumn
+from .fields import Fields
+from .finetuning import plan_of
+from .methods import LeAP, Method, named
+from .metrics import Difference, auc_difference, gauc_difference
+from .models import Backbone
+from .models import named as backbone_named
+from .plugin import Plugin, attach, attached
+from .searching import RetrainResult, SearchResult, retrain, search, seeded
+from .selection import Selection
+from .serving import save_served
+from .text import replace_file, write_whole
+from .train import Hook, Training, evaluate, fit, predict
+
+FORMAT = 1
+POINTS = 24  # of the curve: fields are masked in that many steps at most
+SERVED = 512  # rows of a batch whose time is measured
+Tell = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Decision:
+    """Which fields to drop, the model without them, and a record of everything that a report shows."""
+
+    selection: Selection
+    model: nn.Module = field(repr=False)
+    record: dict[str, Any] = field(repr=False)
+    task: Task = field(repr=False)
+
+    def save(self, folder: str | os.PathLike[str]) -> None:
+        """Write selection.json, model/, encoding/, layout.json, metrics.json, history.jsonl and report.json, each whole."""
+        target = Path(folder)
+        target.mkdir(parents=True, exist_ok=True)
+        self.selection.save(target / "selection.json")
+        metrics = self.record["metrics"]
+        flat = {f"{part}_{name}": value for part in ("before", "after") for name, value in metrics[part].items()}
+        save_served(self.model, self.task, self.selection, target, flat)
+        write_whole(target / "metrics.json", json.dumps(metrics, indent=1) + "\n")
+        with replace_file(target / "history.jsonl") as path:
+            path.write_text("".join(json.dumps(record) + "\n" for record in self.record["history"]), encoding="utf-8")
+        write_whole(target / "report.json", json.dumps(self.record, allow_nan=False) + "\n")
+
+
+def decide(
+    task: Task,
+    *,
+    model: str | Backbone = "wide_deep",
+    method: str | Method = "leap",
+    training: Training | None = None,
+    threshold: float | None = None,
+    share: float | None = None,
+    dims: int | None = None,
+    cost: float | None = None,
+    seed: int = 0,
+    time_limit: float | None = None,
+    callbacks: Sequence[Hook] = (),
+    checkpoint: str | os.PathLike[str] | None = None,
+    tell: Tell = lambda stage: None,
+    roles: Mapping[str, str] | None = None,
+) -> Decision:
+    """Score the fields, drop those that a rule says, cut them out of the model, fine-tune it, and compare on the test rows.
+
+    "Before" is a model of all fields, trained without any selection. LeAP's own model is cut; other methods' scores are applied
+    to the model of all fields.
+
+    Args:
+        threshold, share, dims, cost: One rule, as in `select`; without one it is 0.5 for gates and half of the fields otherwise.
+        time_limit: Seconds for all of it, about; each stage then ends with the best it has.
+        checkpoint: A folder to go on from after a crash or Ctrl-C; it is removed at the end.
+        tell: Called with the name of each stage when it begins.
+        roles: What each field is known to be for, where the truth is known; for the report.
+    """
+    work = _Work(task, backbone_named(model), named(method), seeded(training, task, seed), seed, callbacks, tell)
+    work.folder, work.time_limit = None if checkpoint is None else Path(checkpoint), time_limit
+    rule = {"threshold": threshold, "share": share, "dims": dims, "cost": cost}
+    if not any(value is not None for value in rule.values()) and not isinstance(work.method, LeAP):
+        rule["share"] = 0.5
+    decision = work.decide(rule, roles or {})
+    if work.folder is not None:
+        shutil.rmtree(work.folder, ignore_errors=True)
+    return decision
+
+
+@dataclass
+class _Work:
+    """The stages of a decision."""
+
+    task: Task
+    backbone: Backbone
+    method: Method
+    training: Training
+    seed: int
+    callbacks: Sequence[Hook]
+    tell: Tell
+    folder: Path | None = None
+    time_limit: float | None = None
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    def decide(self, rule: Mapping[str, Any], roles: Mapping[str, str]) -> Decision:
+        full = self._stage("training with all fields", self._full)
+        found = self._stage("searching", self._search)
+        selection = found.select(**rule)
+        plugin = self._stage("preparing", lambda: self._plugin(found, full))
+        curve = self._stage("masking", lambda: self._curve(plugin, selection))
+        small = self._stage("fine-tuning", lambda: self._small(plugin, selection))
+        record = self._stage("comparing", lambda: self._record(full, found, plugin, selection, small, curve, roles))
+        record["seconds"] = dict(self.seconds)
+        return Decision(selection, small, record, self.task)
+
+    def _stage(self, name: str, work: Callable[[], Any]) -> Any:
+        self.tell(name)
+        started = time.monotonic()
+        found = work()
+        self.seconds[name] = time.monotonic() - started
+        return found
+
+    def _path(self, name: str) -> Path | None:
+        if self.folder is not None:
+            self.folder.mkdir(parents=True, exist_ok=True)
+        return None if self.folder is None else self.folder / name
+
+    def _limited(self, share: float) -> Training:
+        """The settings for a stage that may take this share of the time."""
+        return self.training if self.time_limit is None else replace(self.training, time_limit=share * self.time_limit)
+
+    def _full(self) -> RetrainResult:
+        return retrain(
+            self.task, model=self.backbone, training=self._limited(0.3), seed=self.seed, callbacks=self.callbacks,
+            checkpoint=self._path("full.pt"), keep_checkpoint=True,
+        )  # fmt: skip
+
+    def _search(self) -> SearchResult:
+        return search(
+            self.task, model=self.backbone, method=self.method, training=self._limited(0.5), seed=self.seed,
+            callbacks=self.callbacks, checkpoint=self._path("search"), keep_checkpoint=True,
+        )  # fmt: skip
+
+    def _plugin(self, found: SearchResult, full: RetrainResult) -> Plugin:
+        """The gates of the model that is cut: LeAP's own, or open ones before a copy of the plain model's network."""
+        if isinstance(self.method, LeAP):
+            assert found.model is not None
+            return attached(found.model)
+        model = copy.deepcopy(full.model)
+        plugin = attach(model, self.task.fields, at="net", init=100.0, seed=self.seed)
+        batches = self.task.train.batches(min(4096, len(self.task.train)), shuffle=True, seed=self.seed)
+        with torch.no_grad(), plugin.held_out():
+            for _, batch in zip(range(50), batches, strict=False):
+                model(*batch.inputs)  # the gates learn the means
+        return plugin
+
+    def _curve(self, plugin: Plugin, selection: Selection) -> dict[str, Any]:
+        """The metric on validation rows while fields are masked, the worst first."""
+        order = removal_order(selection)
+        removed = (
+            [round(step * len(order) / POINTS) for step in range(POINTS + 1)] if len(order) > POINTS else range(len(order) + 1)
+        )
+        metric = self._metric()
+        points = []
+        for count in sorted({*removed}):
+            gone = set(order[:count])
+            masked = replace(selection, keep=tuple(name not in gone for name in selection.fields.names))
+            with plugin.masked(masked):
+                value = evaluate(plugin.model, self.task.valid)[metric]
+            points.append({"fields": count, "dims": selection.fields.dims - masked.dims, "value": value})
+        return {"metric": metric, "order": order, "points": points, "retrained": []}
+
+    def _metric(self) -> str:
+        return "auc" if self.task.roles.get("group") is None else "gauc"
+
+    def _small(self, plugin: Plugin, selection: Selection) -> nn.Module:
+        """The model without the dropped fields, fine-tuned unless that makes it worse."""
+        example = next(iter(self.task.valid.batches(min(64, len(self.task.valid))))).inputs
+        small = plugin.prune(selection, example=example)
+        before, cut = evaluate(small, self.task.valid)["auc"], copy.deepcopy(small.state_dict())
+        steps = -(-len(self.task.train) // self.training.batch)
+        training = replace(self._limited(0.1), epochs=2, look_every=max(1, steps // 4), patience=3, lr=0.3 * self.training.lr)
+        fit(small, self.task, training, hooks=self.callbacks, checkpoint=self._path("fine.pt"), keep_checkpoint=True)
+        if evaluate(small, self.task.valid)["auc"] < before:
+            small.load_state_dict(cut)
+        return small.eval()
+
+    def _record(
+        self,
+        full: RetrainResult,
+        found: SearchResult,
+        plugin: Plugin,
+        selection: Selection,
+        small: nn.Module,
+        curve: dict[str, Any],
+        roles: Mapping[str, str],
+    ) -> dict[str, Any]:
+        """Everything that a report shows, as plain JSON."""
+        plan, dims = plan_of(small), selection.fields.dims - selection.dims
+        metric = curve["metric"]
+        curve["retrained"] = [
+            {"dims": 0, "value": evaluate(full.model, self.task.valid)[metric], "interval": None, "label": "all fields"},
+            {"dims": dims, "value": evaluate(small, self.task.valid)[metric], "interval": None, "label": "cut and fine-tuned"},
+        ]
+        return {
+            "format": FORMAT,
+            "kind": "select",
+            "title": f"Which fields of {self.task.roles['label']!r} can go",
+            "created": datetime.now().isoformat(timespec="seconds"),
+            "command": None,
+            "versions": {name: version(name) for name in ("torchleap", "torch")} | {"python": platform.python_version()},
+            "machine": f"{platform.machine()}, {os.cpu_count()} cores, {sys.platform}",
+            "task": self._task(),
+            "method": selection.method,
+            "settings": {key: value for key, value in selection.settings.items() if key not in rule_of(selection)},
+            "model": type(self.backbone).__name__,
+            "model_settings": asdict(self.backbone),
+            "training": asdict(self.training),
+            "seed": self.seed,
+            "rule": rule_of(selection),
+            "fields": self._fields(plugin, selection, roles),
+            "trajectories": trajectories(found.history, selection.fields),
+            "history": [
+                {k: v for k, v in record.items() if not k.startswith(("gate_", "fall_std_"))} for record in found.history
+            ],
+            "curve": curve,
+            "metrics": self._metrics(full.model, small, metric),
+            "savings": {
+                "parameters": list(plan.parameters),
+                "bytes": list(plan.bytes),
+                "multiply_adds": list(plan.multiply_adds),
+                "milliseconds": self._milliseconds(full.model, small),
+                "batch": min(SERVED, len(self.task.test)),
+            },
+            "cuts": [{"layer": c.path, "before": c.before, "after": c.after, "parameters": c.parameters} for c in plan.cuts],
+            "notes": list(plan.notes),
+        }
+
+    def _task(self) -> dict[str, Any]:
+        fields, roles = self.task.fields, self.task.roles
+        size = {"rows": dict(self.task.rows), "fields": len(fields), "dims": fields.dims}
+        return {"label": roles["label"], "source": None, **size, "group": roles.get("group")}
+
+    def _fields(self, plugin: Plugin, selection: Selection, roles: Mapping[str, str]) -> list[dict[str, Any]]:
+        gates = isinstance(self.method, LeAP)
+        divergence, price = plugin.gates.divergences().tolist(), plugin.gates.weights().tolist()
+        found = []
+        for place, (column, field_, score, kept) in enumerate(
+            zip(self.task.columns, selection.fields, selection.score, selection.keep, strict=True)
+        ):
+            known = {"kind": column.column.kind, "sparsity": column.common, "missing": column.missing, "bytes": _bytes(column)}
+            measured = {"divergence": divergence[place], "price": price[place] if gates else None}
+            decided = {"score": score, "kept": kept, "role": roles.get(column.name), "ids": column.categories or None}
+            found.append({**asdict(field_), **known, **measured, **decided})
+        return found
+
+    def _metrics(self, full: nn.Module, small: nn.Module, metric: str) -> dict[str, Any]:
+        rows = self.task.test
+        label, group = rows.label, rows.group
+        before, after = predict(full, rows), predict(small, rows)
+        change: Difference
+        if metric == "gauc" and group is not None:
+            change = gauc_difference(label, before, after, group)
+        else:
+            change = auc_difference(label, before, after)
+        difference = {"metric": metric, "value": change.value, "interval": [change.low, change.high]}
+        return {"before": evaluate(full, rows), "after": evaluate(small, rows), "difference": difference}
+
+    @torch.no_grad()
+    def _milliseconds(self, full: nn.Module, small: nn.Module) -> list[float]:
+        """Of a batch through each model, by turns."""
+        inputs = next(iter(self.task.test.batches(min(SERVED, len(self.task.test))))).inputs
+        times: tuple[list[float], list[float]] = ([], [])
+        for _ in range(30):
+            for model, own in zip((full.eval(), small.eval()), times, strict=True):
+                started = time.perf_counter()
+                model(*inputs)
+                own.append(1e3 * (time.perf_counter() - started))
+        return [statistics.median(own) for own in times]
+
+
+def removal_order(selection: Selection) -> list[str]:
+    """The names in the order in which they would go: the lowest score first; protected fields never do."""
+    fields = [
+        (score, -(f.cost or 0.0), f.name) for f, score in zip(selection.fields, selection.score, strict=True) if not f.protected
+    ]
+    order = [name for *_, name in sorted(fields)]
+    return order if len(order) < len(selection.fields) else order[:-1]  # one has to stay
+
+
+def rule_of(selection: Selection) -> dict[str, Any]:
+    """The rule that a selection was made by."""
+    return {name: selection.settings[name] for name in ("threshold", "share", "dims", "cost") if name in selection.settings}
+
+
+def trajectories(history: Sequence[Mapping[str, float]], fields: Fields) -> dict[str, Any] | None:
+    """The gates at each look, by field; None where the method has none."""
+    looks = [record for record in history if any(key.startswith("gate_") for key in record)]
+    if not looks:
+        return None
+    gates = {name: [record[f"gate_{name}"] for record in looks] for name in fields.names}
+    return {"steps": [record["step"] for record in looks], "gates": gates}
+
+
+def _bytes(column: TaskColumn) -> int:
+    """Of the column's part of a table."""
+    return 4 * column.categories * column.width

@@ -1,0 +1,75 @@
+"""Served: what `decide` saved, scoring new rows from a file or a frame."""
+
+import json
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from . import export
+from .data.applying import Encoding, save_encoding
+from .data.task import Batch, Task
+from .errors import DataError
+from .selection import Selection
+from .text import write_whole
+
+LAYOUT = "layout.json"
+
+
+def save_served(model: nn.Module, task: Task, selection: Selection, folder: Path, metrics: dict[str, float]) -> None:
+    """Write a pruned model, and what it takes to encode new rows of the kept columns for it."""
+    export.save(model, folder / "model", metrics=metrics)
+    save_encoding(task, folder / "encoding", only=selection)
+    slots = {kind: task.slots(ids=kind == "ids") for kind in ("ids", "numbers")}
+    layout = {kind: {name: [place.start, place.stop] for name, place in own.items()} for kind, own in slots.items()}
+    write_whole(folder / LAYOUT, json.dumps(layout) + "\n")
+
+
+@dataclass(frozen=True)
+class Served:
+    """A saved model with its encoding; it needs the kept columns alone."""
+
+    model: nn.Module
+    encoding: Encoding
+    layout: dict[str, dict[str, list[int]]]  # where each column of the whole task lies in a batch's ids and numbers
+
+    @classmethod
+    def load(cls, folder: str | os.PathLike[str]) -> "Served":
+        """Read what `Decision.save` wrote; no code is run."""
+        path = Path(folder) / LAYOUT
+        try:
+            layout = json.loads(path.read_text(encoding="utf-8"))
+            found = {kind: {name: [int(a), int(b)] for name, (a, b) in layout[kind].items()} for kind in ("ids", "numbers")}
+        except OSError as error:
+            raise DataError(f"{folder} holds no result of `torchleap select`: expected {LAYOUT} in it.") from error
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise DataError(f"{path} is damaged: {error!r}. Select anew.") from error
+        return cls(export.load(Path(folder) / "model"), Encoding.load(Path(folder) / "encoding"), found)
+
+    @torch.no_grad()
+    def probabilities(
+        self,
+        data: Any,
+        *,
+        separator: str | None = None,
+        names: Sequence[str] | None = None,
+        progress: Callable[[str, int, int], None] | None = None,
+    ) -> Iterator[Tensor]:
+        """The probabilities of all rows in their order, some at a time."""
+        self.model.eval()
+        for batch in self.encoding.batches(data, separator=separator, names=names, progress=progress):
+            yield torch.sigmoid(self.model(*self.inputs(batch)).float())
+
+    def inputs(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """A batch of the kept columns as the model takes it; it does not read what dropped columns would be."""
+        return self._spread(batch.ids, "ids"), self._spread(batch.numbers, "numbers")
+
+    def _spread(self, given: Tensor, kind: str) -> Tensor:
+        places = self.layout[kind]
+        whole = given.new_zeros(len(given), max((stop for _, stop in places.values()), default=0))
+        kept = [torch.arange(*places[column.name]) for column in self.encoding.columns if column.name in places]
+        return whole.index_copy_(1, torch.cat(kept), given) if kept else whole
