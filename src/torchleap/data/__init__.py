@@ -8,6 +8,7 @@ from .industrial import IndustrialLog, industrial
 from .truth import KnownTruth
 
 if TYPE_CHECKING:
+    from .applying import Encoding, save_encoding
     from .converting import convert
     from .inspection import inspect
     from .public import aliccp, avazu, census_income, criteo, download, movielens_1m
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 _HOME = {  # polars takes a while to import and is an extra, so these are imported when they are asked for
     **dict.fromkeys(("aliccp", "avazu", "census_income", "criteo", "download", "movielens_1m"), "public"),
     **dict.fromkeys(("Batch", "Batches", "Rows", "Task"), "task"),
+    **dict.fromkeys(("Encoding", "save_encoding"), "applying"),
     "Column": "schema",
     "convert": "converting",
     "inspect": "inspection",
@@ -28,6 +30,7 @@ __all__ = [
     "Batch",
     "Batches",
     "Column",
+    "Encoding",
     "IndustrialLog",
     "KnownTruth",
     "Rows",
@@ -42,6 +45,7 @@ __all__ = [
     "inspect",
     "movielens_1m",
     "read",
+    "save_encoding",
 ]
 
 

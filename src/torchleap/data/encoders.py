@@ -48,7 +48,7 @@ class Learnt:
     missing: float
     common: float
     numbers: dict[str, list[float]] = field(default_factory=dict)
-    vocabulary: pl.DataFrame | None = field(default=None, compare=False, repr=False)  # value and count, in the order of the ids
+    vocabulary: pl.DataFrame | None = field(default=None, compare=False, repr=False)  # value and count by id; type, see `typed`
 
 
 class Encoder:
@@ -61,11 +61,17 @@ class Encoder:
         self.column = column
         self.text = text
         self.floats = False  # which have NaN for a missing value
+        self.given: pl.DataType | None = None  # the type of the column in train rows
 
     def begin(self, dtype: pl.DataType) -> None:
         """Called before the first block of a source, with the type that its column has there."""
         self.text = is_text(dtype)
         self.floats = _element(dtype).is_float()
+        self.given = self.given or (pl.String() if self.text else dtype)
+
+    def typed(self, vocabulary: pl.DataFrame) -> pl.DataFrame:
+        """With a column of nothing that has the type of the train rows' column: new rows are made like it."""
+        return vocabulary.with_columns(pl.lit(None, dtype=self.given).alias("type"))
 
     def expression(self) -> pl.Expr:
         """What to compute of a block, for all columns at once."""
@@ -115,7 +121,7 @@ class Categories(Encoder):
         self.id_of[0] = MISSING
         self.id_of[vocabulary["code"].to_numpy()] = np.arange(FIRST, FIRST + len(vocabulary), dtype=np.int32)
         most = max(int(counts[1:].max(initial=0)), rows - filled)
-        return self.learnt(len(vocabulary), 1 - filled / rows, most / rows, vocabulary.select("value", "count"))
+        return self.learnt(len(vocabulary), 1 - filled / rows, most / rows, self.typed(vocabulary.select("value", "count")))
 
     def learnt(self, categories: int, missing: float, common: float, vocabulary: pl.DataFrame | None) -> Learnt:
         """The same for all columns with ids."""
@@ -145,7 +151,8 @@ class HashedCategories(Encoder):
         for raw in chunks():
             counts += np.bincount(raw.ravel(), minlength=len(counts))
         width = self.column.width or default_width(buckets)
-        return Learnt(width, 1, FIRST + buckets, float(counts[MISSING]) / rows, float(counts.max()) / rows)
+        missing, common = float(counts[MISSING]) / rows, float(counts.max()) / rows
+        return Learnt(width, 1, FIRST + buckets, missing, common, vocabulary=self.typed(pl.DataFrame()))
 
     def encode(self, raw: Array, learnt: Learnt) -> Array:
         return raw
@@ -234,7 +241,8 @@ class Numbers(Encoder):
         sample = np.concatenate(samples)
         numbers = self._numbers(shift, scale, sample) if missing < rows else {}
         width = self.slots + (missing > 0)
-        return Learnt(width, width, 0, missing / rows, _share_of_most_common(sample, missing / rows), numbers)
+        common = _share_of_most_common(sample, missing / rows)
+        return Learnt(width, width, 0, missing / rows, common, numbers, self.typed(pl.DataFrame()))
 
     def _numbers(self, shift: Array, scales: Array, sample: Array) -> dict[str, list[float]]:
         """What the values are to be scaled by."""

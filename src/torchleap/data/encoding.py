@@ -26,7 +26,7 @@ from .schema import MISSING_TEXT, Column
 from .sources import ENCODED, Source, explained
 
 FORMAT = 1
-RULES = 2  # raised when the same file is encoded into other numbers, so that what was encoded before is not taken for it
+RULES = 3  # raised when the same file is encoded into other numbers, so that what was encoded before is not taken for it
 MANIFEST = ENCODED
 CHUNK = 8 << 20  # bytes of a raw column that are looked at together
 Progress = Callable[[str, int, int], None]  # what is done, how many rows are, of how many
