@@ -26,10 +26,19 @@ $(READY): pyproject.toml constraints.txt hatch_build.py $(KERNEL)
 	$(RUN) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	@touch $@
 
+# The report is tested in a real browser; without one those tests are skipped and say so.
+.PHONY: browser
+browser:
+	-@if ! command -v chromium >/dev/null && [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+		echo "Installing chromium, for the tests of the report."; \
+		(apt-get install -qq -y chromium || (apt-get update -qq && apt-get install -qq -y chromium)) >/dev/null 2>&1 \
+			|| echo "chromium could not be installed: the tests in a browser will be skipped."; \
+	fi
+
 demo: $(READY)
 	$(RUN) examples/demo.py
 
-test: $(READY)
+test: $(READY) browser
 	$(RUN) -m pytest -n auto
 
 # Triton is a gigabyte, so it has a virtual environment of its own. No GPU is needed.

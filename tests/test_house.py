@@ -20,7 +20,7 @@ ROOMS = (
     "selection",
     "sites",
     "surgery",
-    "finetune",
+    "finetuning",
     "export",
     "plugin",
     "data",
@@ -29,6 +29,9 @@ ROOMS = (
     "callbacks",
     "methods",
     "searching",
+    "serving",
+    "selecting",
+    "report",
     "cli",
     "__init__",
 )

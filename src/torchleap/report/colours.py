@@ -1,0 +1,79 @@
+"""Colours, in light and dark: one accent, greys, and a ramp of five that differ in lightness, so nobody's eyes are left out.
+
+Charts name a colour as a variable of the page's style sheet, `var(--accent)`. So a change of theme, or printing, draws nothing
+anew; static pictures get the light values put in.
+"""
+
+from typing import Any
+
+LIGHT = {
+    "paper": "#fcfcfa",
+    "card": "#ffffff",
+    "ink": "#1c2430",
+    "muted": "#5b6675",
+    "line": "#e4e6ea",
+    "faint": "#f1f3f5",
+    "accent": "#1566b0",
+    "accent-soft": "#e3eefa",
+    "second": "#c2570c",
+    "off": "#9aa3af",
+    "off-soft": "#c9ced6",
+    "ramp-0": "#8fd3c1",
+    "ramp-1": "#4db1bb",
+    "ramp-2": "#2d86b3",
+    "ramp-3": "#3b579d",
+    "ramp-4": "#3f2673",
+}
+DARK = {
+    "paper": "#12161c",
+    "card": "#191f27",
+    "ink": "#e8ebef",
+    "muted": "#9ba6b4",
+    "line": "#2c343f",
+    "faint": "#212831",
+    "accent": "#62b0f5",
+    "accent-soft": "#1c3550",
+    "second": "#f2a45c",
+    "off": "#76818f",
+    "off-soft": "#48525f",
+    "ramp-0": "#4b62b4",
+    "ramp-1": "#3b8fc4",
+    "ramp-2": "#45b8b8",
+    "ramp-3": "#8edba6",
+    "ramp-4": "#f6ee9b",
+}
+DECISIONS = {"kept": "var(--accent)", "protected": "var(--second)", "dropped": "var(--off)"}
+UNKNOWN = "var(--off-soft)"
+
+WIDTHS = ((1, "1 wide"), (8, "2 to 8"), (32, "9 to 32"), (128, "33 to 128"), (float("inf"), "over 128"))
+SPARSITIES = ((0.5, "up to 50 %"), (0.9, "50 to 90 %"), (0.99, "90 to 99 %"), (0.999, "99 to 99.9 %"), (1.0, "over 99.9 %"))
+
+
+def ramp(value: float | None, steps: tuple[tuple[float, str], ...]) -> str:
+    """The colour of the step that a value belongs to.
+
+    >>> ramp(64, WIDTHS), ramp(None, WIDTHS)
+    ('var(--ramp-3)', 'var(--off-soft)')
+    """
+    if value is None:
+        return UNKNOWN
+    return f"var(--ramp-{next((place for place, (top, _) in enumerate(steps) if value <= top), len(steps) - 1)})"
+
+
+def legend(steps: tuple[tuple[float, str], ...]) -> list[dict[str, str]]:
+    """The steps with their colours."""
+    return [{"colour": f"var(--ramp-{place})", "text": text} for place, (_, text) in enumerate(steps)]
+
+
+def style_sheet(colours: dict[str, str]) -> str:
+    """The colours as variables of a style sheet."""
+    return " ".join(f"--{name}: {value};" for name, value in colours.items())
+
+
+def in_print(chart: Any) -> Any:
+    """A chart with the light colours put in; the names of fields are left alone."""
+    if isinstance(chart, dict):
+        return {key: item if key == "name" else in_print(item) for key, item in chart.items()}
+    if isinstance(chart, list):
+        return [in_print(item) for item in chart]
+    return LIGHT.get(chart[6:-1], chart) if isinstance(chart, str) and chart.startswith("var(--") else chart

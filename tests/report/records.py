@@ -1,0 +1,229 @@
+"""Records of selections that were never made, but could have been: closing gates, wide and sparse fields, ugly names."""
+
+import math
+import random
+
+from torchleap.fields import Field, Fields
+from torchleap.selection import select
+
+UGLY = (
+    "<script>alert(1)</script>",
+    "</script><img src=x onerror=\"window.hacked = 'image'\">",
+    "she said \"no\" & 'yes'",
+    "user_behaviour_sequence_embedding_last_90_days_weighted_by_dwell_time_and_recency_v2_final",
+    "用户最近点击的商品类目",
+    "prix_du_café_☕_🚀",
+    "{{ 7 * 7 }} ${window.hacked = 1}",
+    "line\u2028separator",
+    "constructor",
+    "a\\b\tc",
+)
+THEMES = ("user", "item", "shop", "query", "context", "session", "ad", "city")
+SIGNALS = ("ctr_7d", "clicks_30d", "price", "id", "age", "embedding", "category", "hour", "rating", "dwell", "position", "brand")
+WIDTHS = (1, 1, 1, 4, 8, 16, 16, 32, 64, 128, 256)
+
+
+def select_record(fields=12, *, seed=0, ugly=True, method="leap", difference=(-0.0003, (-0.0011, 0.0005)), steps=80):
+    """A record as `torchleap select` makes it, with everything known."""
+    chance = random.Random(seed)
+    made = [_field(chance, name, place) for place, name in enumerate(_names(chance, fields, ugly))]
+    groups = {f["group"]: f["score"] for f in made if f["group"]}
+    for field in made:
+        field["score"] = groups.get(field["group"], field["score"])  # a group has one gate
+    if method != "leap":
+        for field in made:
+            field |= {"score": (field["score"] - 0.02) * chance.random() * 3e-3, "price": None, "divergence": None}
+    chosen = selection_of(made, **({"threshold": 0.5} if method == "leap" else {"share": 0.5}))
+    for field, keep in zip(made, chosen.keep, strict=True):
+        field["kept"] = keep
+    total, kept = (sum(f["width"] for f in made if f["kept"] or everything) for everything in (True, False))
+    value, interval = difference
+    return {
+        "format": 1,
+        "kind": "select",
+        "title": f"Clicks of {fields} fields",
+        "created": "2026-11-17T07:00:00",
+        "command": "torchleap select clicks.parquet --label click --out runs/clicks --method leap --seed 0 --group user_id",
+        "versions": {"torchleap": "0.1.0", "torch": "2.13.0", "python": "3.11.9"},
+        "machine": "Intel Xeon, 2 cores, Linux",
+        "task": {
+            "label": "click",
+            "source": "/data/clicks.parquet",
+            "rows": {"train": 80_000, "valid": 10_000, "test": 10_000},
+            "fields": fields,
+            "dims": total,
+            "group": "user_id",
+        },
+        "method": method,
+        "settings": {"strength": None, "alpha": 1e-3, "temperature": 0.2, "momentum": 0.99, "gates_on": "valid"},
+        "model": "wide_deep",
+        "model_settings": {"hidden": [256, 128], "dropout": 0.0},
+        "training": {"epochs": 3, "batch": 512, "lr": 0.001, "patience": 2},
+        "seed": 0,
+        "rule": {"threshold": 0.5} if method == "leap" else {"share": 0.5},
+        "fields": made,
+        "trajectories": _trajectories(chance, made, steps) if method == "leap" else None,
+        "history": _history(chance, steps),
+        "curve": _curve(chance, made),
+        "metrics": {
+            "before": {"auc": 0.8312, "log_loss": 0.4410, "gauc": 0.7921},
+            "after": {"auc": 0.8312 + value, "log_loss": 0.4413, "gauc": 0.7915},
+            "difference": {"metric": "auc", "value": value, "interval": list(interval) if interval else None},
+        },
+        "savings": {
+            "parameters": [total * 256 + 40_000, kept * 256 + 40_000],
+            "bytes": [total * 40_000, kept * 40_000],
+            "multiply_adds": [total * 256 + 33_000, kept * 256 + 33_000],
+            "milliseconds": [1.9, 0.84],
+            "batch": 512,
+        },
+        "cuts": _cuts(made, total, kept),
+        "notes": ["2 columns hold the same values: item_id and shop_item. One of them is enough."],
+        "seconds": {"read": 3.2, "search": 71.4, "surgery": 0.2, "fine-tuning": 22.0, "report": 2.1},
+    }
+
+
+def selection_of(fields, *, method="leap", **rule):
+    """What the library itself selects from the fields of a record."""
+    keys = ("name", "width", "cost", "protected", "group")
+    known = Fields([Field(**{key: f[key] for key in keys if f.get(key) is not None}) for f in fields])
+    return select(known, {f["name"]: f["score"] for f in fields}, method=method, **rule)
+
+
+def _cuts(fields, total, kept):
+    dropped = [f for f in fields if not f["kept"]][:40]
+    tables = [
+        {
+            "layer": f"embedding.{f['name']}",
+            "before": f"Embedding(200, {f['width']})",
+            "after": "removed",
+            "parameters": -200 * f["width"],
+        }
+        for f in dropped
+    ]
+    first = {"before": f"Linear({total}, 256)", "after": f"Linear({kept}, 256)", "parameters": (kept - total) * 256}
+    return [*tables, {"layer": "deep.0", **first}]
+
+
+def _names(chance, fields, ugly):
+    plain = [f"{theme}_{signal}" for theme in THEMES for signal in SIGNALS]
+    plain += [f"{name}_{place}" for place in range(2, 9) for name in plain]
+    chance.shuffle(plain)
+    names = [*(UGLY[: fields // 3] if ugly else ()), *plain][:fields]
+    chance.shuffle(names)
+    return names
+
+
+def _field(chance, name, place):
+    width = chance.choice(WIDTHS)
+    sparsity = chance.choice((chance.random() * 0.4, 1 - 10 ** -chance.uniform(0.3, 3.5)))
+    useful = chance.random() < 0.4
+    score = 1 - 0.3 * chance.random() ** 4 if useful else chance.random() ** 6 * 0.9
+    divergence = math.sqrt(width * (1 - sparsity)) * chance.uniform(0.7, 1.4)
+    return {
+        "name": name,
+        "width": width,
+        "kind": chance.choice(("number", "id", "list of ids")) if width > 1 else "number",
+        "score": round(score, 6),
+        "kept": False,
+        "protected": place == 3,
+        "cost": float(width),
+        "group": f"pair {place // 10}" if place % 10 in (5, 6) else None,
+        "sparsity": sparsity,
+        "missing": chance.choice((0.0, 0.0, chance.random() * 0.2)),
+        "ids": chance.randrange(2, 90_000) if width > 1 else None,
+        "divergence": divergence,
+        "price": 1e-3 * divergence,
+        "role": "useful" if useful else chance.choice(("noise", "redundant", "constant")),
+        "bytes": width * 4 * chance.randrange(1, 90_000),
+    }
+
+
+def _trajectories(chance, fields, steps):
+    def path(final, speed):
+        start = 0.993
+        return [
+            min(1.0, max(0.0, final + (start - final) / (1 + math.exp((step / steps - speed) * 18)) + chance.gauss(0, 0.008)))
+            for step in range(steps)
+        ]
+
+    return {
+        "steps": [25 * step for step in range(steps)],
+        "gates": {f["name"]: path(f["score"], chance.uniform(0.2, 0.6)) for f in fields},
+    }
+
+
+def _history(chance, steps):
+    rows = []
+    for step in range(0, steps, 4):
+        level = 1 - math.exp(-step / steps * 5)
+        rows.append(
+            {"step": 25 * step, "seconds": step * 0.9, "train_loss": 0.69 - 0.24 * level + chance.gauss(0, 0.004), "lr": 1e-3}
+        )
+        rows[-1] |= {"valid_auc": 0.55 + 0.28 * level + chance.gauss(0, 0.001), "valid_log_loss": 0.69 - 0.24 * level}
+    return rows
+
+
+def _curve(chance, fields):
+    order = sorted((f for f in fields if not f["protected"]), key=lambda f: (f["score"], f["name"]))
+    total = sum(f["width"] for f in fields)
+    points, removed = [{"fields": 0, "dims": 0, "value": 0.831}], 0
+    loss = 0.0
+    for count, field in enumerate(order, 1):
+        removed += field["width"]
+        loss += max(0.0, field["score"]) ** 3 * 0.3 / len(fields) * 2 + chance.gauss(0, 0.0001)
+        points.append({"fields": count, "dims": removed, "value": 0.831 - max(0, min(loss, 0.3))})
+    thin = points if len(points) < 60 else points[:: len(points) // 60] + points[-1:]
+    retrained = [
+        {
+            "dims": round(total * part),
+            "value": 0.8305 - part**4 * 0.05,
+            "interval": [0.8295 - part**4 * 0.05, 0.8315 - part**4 * 0.05],
+        }
+        for part in (0.25, 0.5, 0.75)
+    ]
+    for point in retrained:
+        point["label"] = "retrained"
+    return {"metric": "auc", "order": [f["name"] for f in order], "points": thin, "retrained": retrained}
+
+
+def bench_record():
+    """A small comparison of methods."""
+    methods = ("leap", "permutation", "lasso", "random")
+    return {
+        "format": 1,
+        "kind": "bench",
+        "title": "Methods on two sets",
+        "created": "2026-11-17T07:00:00",
+        "machine": "two cores",
+        "versions": {"torchleap": "0.1.0"},
+        "tables": [
+            {
+                "title": "Test AUC at half of the fields",
+                "columns": ["method", "census", "movielens"],
+                "rows": [[name, f"0.9{50 - place} ± 0.0004", 0.8 - place / 100] for place, name in enumerate(methods)],
+            }
+        ],
+        "curves": [
+            {
+                "title": "AUC by share of fields",
+                "x": "share of fields kept",
+                "y": "test AUC",
+                "series": [
+                    {
+                        "name": name,
+                        "points": [
+                            [
+                                share / 10,
+                                0.7 + share / 100 - place / 80,
+                                0.69 + share / 100 - place / 80,
+                                0.71 + share / 100 - place / 80,
+                            ]
+                            for share in range(1, 11)
+                        ],
+                    }
+                    for place, name in enumerate(methods)
+                ],
+            }
+        ],
+    }

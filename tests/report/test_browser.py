@@ -1,0 +1,247 @@
+"""The page in a real browser: what a reader sees, clicks and downloads."""
+
+import json
+import shutil
+
+import pytest
+
+from torchleap import Selection
+from torchleap.report import Report
+from torchleap.report.numbers import UNKNOWN
+
+from .records import UGLY, bench_record, select_record, selection_of
+
+playwright = pytest.importorskip("playwright.sync_api", reason="the report is tested in a browser: pip install playwright")
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium: apt-get install chromium")
+LAPTOP, PHONE = {"width": 1280, "height": 900}, {"width": 390, "height": 844}
+
+
+@pytest.fixture(scope="module")
+def browser():
+    with playwright.sync_playwright() as driver:
+        opened = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield opened
+        opened.close()
+
+
+@pytest.fixture
+def visit(browser, tmp_path):
+    """Open the report of a record; at the end, nothing may have gone wrong and nothing been asked of the network."""
+    wrong, contexts = [], []
+
+    def open_page(record, viewport=LAPTOP, **settings):
+        path = tmp_path / "report.html"
+        Report(record).write(path)
+        context = browser.new_context(viewport=viewport, **settings)
+        contexts.append(context)
+        page = context.new_page()
+        page.on("console", lambda message: wrong.append(message.text))
+        page.on("pageerror", lambda error: wrong.append(str(error)))
+        page.on("dialog", lambda dialog: wrong.append(dialog.message))
+        page.on("request", lambda request: request.url.startswith(("file:", "blob:")) or wrong.append(request.url))
+        page.goto(path.as_uri())
+        page.wait_for_selector("html[data-ready]")
+        return page
+
+    yield open_page
+    for context in contexts:
+        context.close()
+    assert wrong == []
+
+
+def texts(page, selector):
+    return page.locator(selector).all_inner_texts()
+
+
+def visible_names(page):
+    return page.evaluate("[...document.querySelectorAll('#ladder [data-field]:not([hidden]) .name')].map((e) => e.textContent)")
+
+
+@pytest.mark.parametrize("viewport", [LAPTOP, PHONE], ids=["laptop", "phone"])
+@pytest.mark.parametrize(
+    "record",
+    [
+        select_record(12),
+        select_record(40, method="permutation", difference=(0.002, (0.001, 0.003))),
+        {"format": 1, "kind": "select", "fields": [{"name": "a"}, {"name": "b", "score": 0.5, "kept": True}]},
+        bench_record(),
+    ],
+    ids=["leap", "permutation", "hardly anything known", "bench"],
+)
+def test_every_chart_is_drawn_and_nothing_sticks_out_of_the_page(visit, record, viewport):
+    page = visit(record, viewport)
+    assert page.locator("[data-chart] svg").count() == page.locator("[data-chart]").count()
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+
+
+def test_the_axis_of_gates_says_what_it_shows(visit):
+    page = visit(select_record(64))
+    labels = page.locator("[data-chart=width] .role-axis-label text").all_text_contents()
+    assert {"0", "0.25", "0.5", "0.75", "1"} <= set(labels)
+
+
+def test_hostile_names_are_shown_and_not_run(visit):
+    record = select_record(30)
+    record |= {"title": UGLY[1], "notes": [UGLY[0]], "command": UGLY[1], "settings": {UGLY[0]: UGLY[1]}}
+    page = visit(record)
+    assert sorted(visible_names(page)) == sorted(f["name"] for f in record["fields"])
+    assert set(UGLY) <= set(visible_names(page))
+    assert page.locator("h1").inner_text() == UGLY[1]
+    page.locator("#ladder [data-field]").first.hover()
+    for name in UGLY[:2]:
+        page.locator(".query").first.fill(name)
+        page.locator("#ladder [data-field]:not([hidden])").click()
+        assert page.locator("#tip strong").inner_text() == name
+    assert page.evaluate("window.hacked === undefined && document.images.length === 0")
+
+
+def test_search_filters_the_ladder_and_the_table_together(visit):
+    page = visit(select_record(64))
+    page.locator(".query").first.fill("PRICE")
+    found = visible_names(page)
+    assert 0 < len(found) < 64
+    assert all("price" in name.lower() for name in found)
+    assert page.locator("#table tbody tr:visible").count() == len(found)
+    assert texts(page, ".found")[0] == f"{len(found)} of 64 fields"
+    page.locator(".query").last.fill("no such field")
+    assert visible_names(page) == []
+    assert page.locator(".empty").is_visible()
+    page.locator(".query").last.fill("")
+    assert len(visible_names(page)) == 64
+
+
+def test_the_table_sorts_by_any_column_by_mouse_and_by_key(visit):
+    record = select_record(30)
+    page = visit(record)
+    names = [f["name"] for f in record["fields"]]
+
+    def column(key):
+        place = page.evaluate("[...document.querySelectorAll('#table th')].map((e) => e.textContent)").index(key)
+        return page.locator("#table th button").nth(place), f"#table tbody tr td:nth-child({place + 1})"
+
+    button, cells = column("Width")
+    button.click()
+    assert [int(text) for text in texts(page, cells)] == sorted((f["width"] for f in record["fields"]), reverse=True)
+    button.focus()
+    page.keyboard.press("Enter")
+    assert [int(text) for text in texts(page, cells)] == sorted(f["width"] for f in record["fields"])
+    assert page.locator("#table th[aria-sort=ascending]").inner_text().strip().startswith("Width")
+    button, cells = column("Ids")
+    button.click()
+    known = [text != UNKNOWN for text in texts(page, cells)]
+    assert known == sorted(known, reverse=True)  # what is not known comes last, either way
+    assert len(texts(page, "#table tbody tr")) == len(names)
+
+
+def test_the_slider_changes_the_list_and_the_expected_metric(visit):
+    record = select_record(12)
+    page = visit(record)
+    kept = [f["name"] for f in record["fields"] if f["kept"]]
+    assert sorted(texts(page, "#kept-names li")) == sorted(" ".join(name.split()) for name in kept)
+    assert "This is the report's selection" in page.locator("#planned").inner_text()
+    assert "Expected AUC about 0." in page.locator("#planned").inner_text()
+    page.locator("#dims").focus()
+    page.keyboard.press("Home")
+    assert len(texts(page, "#kept-names li")) < len(kept)
+    assert "Expected AUC about 0." in page.locator("#planned").inner_text()
+    page.locator("#dims").fill(str(sum(f["width"] for f in record["fields"]) // 2))
+    assert "Expected AUC between 0." in page.locator("#planned").inner_text()  # the best field is too wide and passed over
+    page.locator("#dims-number").fill(str(sum(f["width"] for f in record["fields"])))
+    assert len(texts(page, "#kept-names li")) == 12
+    assert texts(page, "#dropped-names li") == []
+
+
+def test_a_field_that_the_curve_never_dropped_leaves_only_a_bound(visit):
+    record = select_record(12)
+    record["curve"]["order"].pop()
+    record["curve"]["points"].pop()
+    page = visit(record)
+    page.locator("#dims").fill(str(sum(f["width"] for f in record["fields"]) // 2))
+    assert "Expected AUC below 0." in page.locator("#planned").inner_text()
+
+
+def ties_and_groups():
+    rows = [("b", 8, 0.7, None), ("a", 8, 0.7, None), ("c", 4, 0.7, None), ("\U0001f680", 4, 0.7, None), ("\uffee", 4, 0.7, None)]
+    rows += [("left", 16, 0.9, "pair"), ("right", 3, 0.1, "pair"), ("kept anyway", 5, 0.0, None), ("rest", 1, 0.2, None)]
+    fields = [
+        {"name": name, "width": width, "score": score, "group": group, "protected": name == "kept anyway", "kept": score > 0.5}
+        for name, width, score, group in rows
+    ]
+    fields[2]["cost"] = 100.5
+    return {"format": 1, "kind": "select", "method": "leap", "fields": fields}
+
+
+@pytest.mark.parametrize(
+    ("record", "budgets"),
+    [
+        (ties_and_groups(), (5, 9, 13, 17, 24, 30, 53)),
+        (select_record(30, seed=1), (300, 777)),
+        (select_record(40, seed=2, method="shark"), (16, 500)),
+    ],
+    ids=["ties, groups and protected", "leap", "shark"],
+)
+def test_the_download_is_what_the_library_selects(visit, tmp_path, record, budgets):
+    page = visit(record)
+    for budget in budgets:
+        page.locator("#dims").fill(str(budget))
+        with page.expect_download() as download:
+            page.locator("#download").click()
+        assert download.value.suggested_filename == "selection.json"
+        download.value.save_as(tmp_path / "selection.json")
+        expected = selection_of(record["fields"], dims=budget, method=record["method"])
+        assert Selection.load(tmp_path / "selection.json", expected.fields) == expected
+        assert json.loads((tmp_path / "selection.json").read_text())["settings"] == {"dims": budget}
+
+
+def test_five_hundred_fields_render_within_two_seconds(visit):
+    record = select_record(500, steps=400)
+    milliseconds = [int(visit(record).locator("html").get_attribute("data-ready")) for _ in range(3)]
+    assert min(milliseconds) < 2_000
+
+
+def test_colours_switch_and_a_picked_field_is_marked_everywhere(visit):
+    page = visit(select_record(64))
+    colour = "getComputedStyle(document.querySelector('#ladder [data-field] i')).backgroundColor"
+    before = page.evaluate(colour)
+    page.locator(".switch label", has_text="decision").click()
+    assert page.evaluate(colour) != before
+    assert page.locator(".legend:visible").inner_text().split("\n")[0] == "kept"
+    page.locator("#ladder [data-field]").nth(3).click()
+    assert page.locator("#ladder .marked").count() == page.locator("#table .marked").count() == 1
+    page.locator("#boundary").click()
+    assert page.evaluate("document.querySelector('#ladder').scrollTop") > 0
+
+
+def test_the_ladder_is_walked_by_keys(visit):
+    page = visit(select_record(12))
+    page.locator("#ladder [data-field]").first.focus()
+    page.keyboard.press("ArrowDown")
+    page.keyboard.press("Enter")
+    assert page.locator("#ladder [data-field]").nth(1).get_attribute("aria-selected") == "true"
+    assert page.locator("#tip").is_visible()
+
+
+def test_dark_is_followed_and_can_be_switched_off_and_paper_is_always_white(visit, tmp_path):
+    page = visit(select_record(64), color_scheme="dark")
+    paper = "getComputedStyle(document.documentElement).getPropertyValue('--card')"
+    assert page.evaluate(paper) == "#191f27"
+    page.locator("#theme").click()
+    assert page.evaluate(paper) == "#ffffff"
+    page.locator("#theme").click()
+    page.emulate_media(media="print")
+    assert page.evaluate(paper) == "#ffffff"
+    assert not page.locator(".bar").is_visible()
+    page.set_viewport_size({"width": 688, "height": 1000})  # A4 less its margins
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    pdf = page.pdf(format="A4")
+    assert pdf.startswith(b"%PDF")
+    assert len(pdf) > 20_000
+
+
+def test_a_notebook_shows_the_page_in_a_frame(browser):
+    page = browser.new_page()
+    page.set_content(Report(select_record(12))._repr_html_())
+    page.frame_locator("iframe").locator("html[data-ready]").wait_for()
+    assert "can go" in page.frame_locator("iframe").locator("#headline").inner_text()
+    page.close()
