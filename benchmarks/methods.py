@@ -236,9 +236,11 @@ def main() -> None:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--quick", action="store_true")
     options.add_argument("--only", default="permutation,shark,leap", help="some of these parts")
+    options.add_argument("--rounds", type=int, help="3, or 1 with --quick")
     options.add_argument("--folder", help="where to keep the log; the user's cache if left out")
     chosen = options.parse_args()
     fields, dims, rows, rounds = (128, 3_000, 20_000, 1) if chosen.quick else (512, 12_000, 100_000, 3)
+    rounds = chosen.rounds or rounds
     task = tl.data.industrial(rows, fields=fields, dims=dims, folder=chosen.folder)
     training = Training(batch=1024, epochs=1)
     print(f"{task!r}, {torch.get_num_threads()} threads")

@@ -12,10 +12,10 @@ from torch import nn
 import torchleap as tl
 from tests.data.frames import log
 from torchleap import models
-from torchleap.selection import select
 from torchleap.models import inputs as inputs_module
 from torchleap.models.backbones import Crosses, Products
 from torchleap.models.layers import FieldVectors, pair_sum
+from torchleap.selection import select
 
 
 @pytest.fixture(scope="module")
