@@ -121,6 +121,12 @@ class LiveGates(Hook):
         self._drawn = -math.inf
         self._close: Callable[[], object] = lambda: None
 
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *problem: object) -> None:
+        self._close()
+
     def at_start(self, run: Run) -> None:
         """Show the table, if the model has gates."""
         self._close()

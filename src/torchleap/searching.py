@@ -22,6 +22,8 @@ from .selection import Selection, select
 from .text import write_whole
 from .train import Hook, Run, Training, TrainingError, evaluate, fit
 
+FEW = 32  # rows of a batch at least: the statistics of fewer are noise
+
 
 @dataclass(frozen=True)
 class SearchResult:
@@ -143,6 +145,10 @@ def _folder_for(method: Method, work: Search, *, keep: bool) -> Iterator[None]:
 
 def seeded(training: Training | None, task: Task, seed: int) -> Training:
     """The settings with this seed; without settings, a batch that suits the number of rows."""
-    if training is None:
-        training = Training(batch=max(1, min(4096, len(task.train) // 50)))
-    return replace(training, seed=seed)
+    return replace(training or Training(batch=suited_batch(task)), seed=seed)
+
+
+def suited_batch(task: Task) -> int:
+    """Rows a step, by the number of train rows."""
+    rows = len(task.train)
+    return min(rows, max(FEW, min(4096, rows // 50)))

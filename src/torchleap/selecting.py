@@ -2,9 +2,9 @@
 
 import copy
 import json
+import math
 import os
 import platform
-import shutil
 import statistics
 import sys
 import time
@@ -18,23 +18,26 @@ from typing import Any
 import torch
 from torch import nn
 
+from .data.cache import key_of
 from .data.task import Task, TaskColumn
+from .errors import DataError, MetricError, is_number, refuse_settings
 from .fields import Fields
 from .finetuning import plan_of
 from .methods import LeAP, Method, named
-from .metrics import Difference, auc_difference, gauc_difference
+from .metrics import Difference, auc, auc_difference, gauc, gauc_difference
 from .models import Backbone
 from .models import named as backbone_named
 from .plugin import Plugin, attach, attached
 from .searching import RetrainResult, SearchResult, retrain, search, seeded
-from .selection import Selection
+from .selection import Selection, select
 from .serving import save_served
 from .text import replace_file, write_whole
-from .train import Hook, Training, evaluate, fit, predict
+from .train import Hook, Training, TrainingError, evaluate, fit, predict
 
 FORMAT = 1
 POINTS = 24  # of the curve: fields are masked in that many steps at most
 SERVED = 512  # rows of a batch whose time is measured
+NOTE = "decision.json"  # what the checkpoints of a decision belong to
 Tell = Callable[[str], None]
 
 
@@ -55,7 +58,7 @@ class Decision:
         metrics = self.record["metrics"]
         flat = {f"{part}_{name}": value for part in ("before", "after") for name, value in metrics[part].items()}
         save_served(self.model, self.task, self.selection, target, flat)
-        write_whole(target / "metrics.json", json.dumps(metrics, indent=1) + "\n")
+        write_whole(target / "metrics.json", json.dumps(metrics, indent=1, allow_nan=False) + "\n")
         with replace_file(target / "history.jsonl") as path:
             path.write_text("".join(json.dumps(record) + "\n" for record in self.record["history"]), encoding="utf-8")
         write_whole(target / "report.json", json.dumps(self.record, allow_nan=False) + "\n")
@@ -75,6 +78,7 @@ def decide(
     time_limit: float | None = None,
     callbacks: Sequence[Hook] = (),
     checkpoint: str | os.PathLike[str] | None = None,
+    keep_checkpoint: bool = False,
     tell: Tell = lambda stage: None,
     roles: Mapping[str, str] | None = None,
 ) -> Decision:
@@ -86,19 +90,39 @@ def decide(
     Args:
         threshold, share, dims, cost: One rule, as in `select`; without one it is 0.5 for gates and half of the fields otherwise.
         time_limit: Seconds for all of it, about; each stage then ends with the best it has.
-        checkpoint: A folder to go on from after a crash or Ctrl-C; it is removed at the end.
+        checkpoint: A folder to go on from after a crash or Ctrl-C, with the same settings, but for the rule; what was saved
+            there is removed at the end.
+        keep_checkpoint: Leave it instead: the same call, also by another rule, then loads what was trained.
         tell: Called with the name of each stage when it begins.
         roles: What each field is known to be for, where the truth is known; for the report.
     """
     work = _Work(task, backbone_named(model), named(method), seeded(training, task, seed), seed, callbacks, tell)
     work.folder, work.time_limit = None if checkpoint is None else Path(checkpoint), time_limit
     rule = {"threshold": threshold, "share": share, "dims": dims, "cost": cost}
-    if not any(value is not None for value in rule.values()) and not isinstance(work.method, LeAP):
+    if all(value is None for value in rule.values()) and not isinstance(work.method, LeAP):
         rule["share"] = 0.5
+    work.check(rule)
     decision = work.decide(rule, roles or {})
-    if work.folder is not None:
-        shutil.rmtree(work.folder, ignore_errors=True)
+    if work.folder is not None and not keep_checkpoint:
+        forget(work.folder)
     return decision
+
+
+def is_saved(checkpoint: str | os.PathLike[str]) -> bool:
+    """Whether `decide` can go on from this folder."""
+    return (Path(checkpoint) / "full.pt").exists()
+
+
+def forget(checkpoint: str | os.PathLike[str]) -> None:
+    """Remove what `decide` has saved in a folder, and the folder if nothing else is in it."""
+    folder = Path(checkpoint)
+    parts = folder / "search"
+    for place, name in ((parts, "*.pt"), (parts, "search.txt"), (folder, "full.pt"), (folder, "fine.pt"), (folder, NOTE)):
+        for path in (*place.glob(name), *place.glob(f".{name}.*")):  # and what a kill has left of one
+            path.unlink()
+    for place in (parts, folder):
+        if place.is_dir() and not any(place.iterdir()):
+            place.rmdir()
 
 
 @dataclass
@@ -116,7 +140,29 @@ class _Work:
     time_limit: float | None = None
     seconds: dict[str, float] = field(default_factory=dict)
 
+    def check(self, rule: Mapping[str, Any]) -> None:
+        """All that can be known to be wrong before the first step."""
+        limit = self.time_limit
+        positive = limit is None or (is_number(limit) and 0 < limit < math.inf)
+        refuse_settings({f"time_limit must be a number above 0, but is {limit!r}": positive})
+        bar = rule["threshold"]
+        score = float(bar) if is_number(bar) and math.isfinite(bar) else 1.0
+        select(self.task.fields, dict.fromkeys(self.task.fields.names, score), **rule)
+        rows, batch = len(self.task.train), self.training.batch
+        if rows < batch:
+            raise TrainingError(f"Expected at least one batch of {batch:,} train rows, but found {rows:,} rows. Lower batch=.")
+        for part in (self.task.valid, self.task.test):
+            label, group = part.label, part.group
+            try:
+                auc(label, label)
+                if group is not None:
+                    gauc(label, label, group)
+            except MetricError as error:
+                cure = "Give more rows, or split them otherwise."
+                raise DataError(f"Models cannot be compared on these {part.part} rows: {error} {cure}") from error
+
     def decide(self, rule: Mapping[str, Any], roles: Mapping[str, str]) -> Decision:
+        self._note(rule)
         full = self._stage("training with all fields", self._full)
         found = self._stage("searching", self._search)
         selection = found.select(**rule)
@@ -135,9 +181,39 @@ class _Work:
         return found
 
     def _path(self, name: str) -> Path | None:
-        if self.folder is not None:
-            self.folder.mkdir(parents=True, exist_ok=True)
         return None if self.folder is None else self.folder / name
+
+    def _note(self, rule: Mapping[str, Any]) -> None:
+        """Write what the checkpoints belong to; refuse those of another decision. Another rule only ends in another cut."""
+        if self.folder is None:
+            return
+        self.folder.mkdir(parents=True, exist_ok=True)
+        path, ours = self.folder / NOTE, self._settings()
+        theirs, rule_before = _read_note(path) if path.exists() else (ours, None)
+        other = [name for name in ours if theirs.get(name) != ours[name]]
+        if other:
+            told = [
+                "its data is another, or was changed" if name == "data" else f"its {name} is {theirs.get(name)}, not {ours[name]}"
+                for name in other
+            ]
+            cure = "Go on with the same settings, or remove it to start anew."
+            raise TrainingError(f"{self.folder} is of another run: {'; '.join(told[:3])}. {cure}")
+        plain = {name: None if value is None else float(value) for name, value in rule.items()}
+        if rule_before != plain:
+            (self.folder / "fine.pt").unlink(missing_ok=True)
+        write_whole(path, json.dumps({"settings": ours, "rule": plain}) + "\n")
+
+    def _settings(self) -> dict[str, Any]:
+        """What a run must have in common with its checkpoints."""
+        task = self.task
+        data = key_of({"rows": task.rows, "roles": task.roles, "columns": [asdict(column) for column in task.columns]})
+        found = {
+            "model": repr(self.backbone), "method": repr(self.method), **asdict(self.training),
+            "time_limit": self.training.time_limit if self.time_limit is None else self.time_limit,
+            "protected": sorted(task.protected), "costs": dict(sorted(task.costs.items())), "data": data,
+        }  # fmt: skip
+        plain: dict[str, Any] = json.loads(json.dumps(found))
+        return plain
 
     def _limited(self, share: float) -> Training:
         """The settings for a stage that may take this share of the time."""
@@ -191,13 +267,18 @@ class _Work:
         """The model without the dropped fields, fine-tuned unless that makes it worse."""
         example = next(iter(self.task.valid.batches(min(64, len(self.task.valid))))).inputs
         small = plugin.prune(selection, example=example)
-        before, cut = evaluate(small, self.task.valid)["auc"], copy.deepcopy(small.state_dict())
+        before, cut = self._quality(small), copy.deepcopy(small.state_dict())
         steps = -(-len(self.task.train) // self.training.batch)
         training = replace(self._limited(0.1), epochs=2, look_every=max(1, steps // 4), patience=3, lr=0.3 * self.training.lr)
         fit(small, self.task, training, hooks=self.callbacks, checkpoint=self._path("fine.pt"), keep_checkpoint=True)
-        if evaluate(small, self.task.valid)["auc"] < before:
+        if self._quality(small) < before:
             small.load_state_dict(cut)
         return small.eval()
+
+    def _quality(self, model: nn.Module) -> float:
+        """What the best weights are chosen by, on validation rows; higher is better."""
+        found = evaluate(model, self.task.valid)[self.training.metric]
+        return -found if self.training.metric == "log_loss" else found
 
     def _record(
         self,
@@ -219,7 +300,7 @@ class _Work:
         return {
             "format": FORMAT,
             "kind": "select",
-            "title": f"Which fields of {self.task.roles['label']!r} can go",
+            "title": f"Which fields are needed to predict {self.task.roles['label']!r}",
             "created": datetime.now().isoformat(timespec="seconds"),
             "command": None,
             "versions": {name: version(name) for name in ("torchleap", "torch")} | {"python": platform.python_version()},
@@ -263,7 +344,7 @@ class _Work:
             zip(self.task.columns, selection.fields, selection.score, selection.keep, strict=True)
         ):
             known = {"kind": column.column.kind, "sparsity": column.common, "missing": column.missing, "bytes": _bytes(column)}
-            measured = {"divergence": divergence[place], "price": price[place] if gates else None}
+            measured = {"divergence": _finite(divergence[place]), "price": _finite(price[place]) if gates else None}
             decided = {"score": score, "kept": kept, "role": roles.get(column.name), "ids": column.categories or None}
             found.append({**asdict(field_), **known, **measured, **decided})
         return found
@@ -277,7 +358,8 @@ class _Work:
             change = gauc_difference(label, before, after, group)
         else:
             change = auc_difference(label, before, after)
-        difference = {"metric": metric, "value": change.value, "interval": [change.low, change.high]}
+        interval = [change.low, change.high] if change.low < change.high else None  # of so few rows that none has moved
+        difference = {"metric": metric, "value": change.value, "interval": interval}
         return {"before": evaluate(full, rows), "after": evaluate(small, rows), "difference": difference}
 
     @torch.no_grad()
@@ -294,11 +376,11 @@ class _Work:
 
 
 def removal_order(selection: Selection) -> list[str]:
-    """The names in the order in which they would go: the lowest score first; protected fields never do."""
+    """The names in the order in which they would go: `select`'s own, from its end; protected fields never do."""
     fields = [
-        (score, -(f.cost or 0.0), f.name) for f, score in zip(selection.fields, selection.score, strict=True) if not f.protected
+        (-score, f.cost or 0.0, f.name) for f, score in zip(selection.fields, selection.score, strict=True) if not f.protected
     ]
-    order = [name for *_, name in sorted(fields)]
+    order = [name for *_, name in sorted(fields, reverse=True)]
     return order if len(order) < len(selection.fields) else order[:-1]  # one has to stay
 
 
@@ -319,3 +401,15 @@ def trajectories(history: Sequence[Mapping[str, float]], fields: Fields) -> dict
 def _bytes(column: TaskColumn) -> int:
     """Of the column's part of a table."""
     return 4 * column.categories * column.width
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
+def _read_note(path: Path) -> tuple[dict[str, Any], Any]:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        return dict(content["settings"]), content["rule"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise TrainingError(f"{path} is damaged: {error!r}. Remove {path.parent} to start anew.") from error

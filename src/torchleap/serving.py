@@ -46,9 +46,13 @@ class Served:
             found = {kind: {name: [int(a), int(b)] for name, (a, b) in layout[kind].items()} for kind in ("ids", "numbers")}
         except OSError as error:
             raise DataError(f"{folder} holds no result of `torchleap select`: expected {LAYOUT} in it.") from error
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise DataError(f"{path} is damaged: {error!r}. Select anew.") from error
-        return cls(export.load(Path(folder) / "model"), Encoding.load(Path(folder) / "encoding"), found)
+        encoding = Encoding.load(Path(folder) / "encoding")
+        problem = _problem(found, encoding)
+        if problem:
+            raise DataError(f"{path} is damaged: {problem}. Select anew.")
+        return cls(export.load(Path(folder) / "model"), encoding, found)
 
     @torch.no_grad()
     def probabilities(
@@ -59,10 +63,11 @@ class Served:
         names: Sequence[str] | None = None,
         progress: Callable[[str, int, int], None] | None = None,
     ) -> Iterator[Tensor]:
-        """The probabilities of all rows in their order, some at a time."""
+        """The probabilities (float64) of all rows in their order, some at a time."""
         self.model.eval()
         for batch in self.encoding.batches(data, separator=separator, names=names, progress=progress):
-            yield torch.sigmoid(self.model(*self.inputs(batch)).float())
+            log_odds = self.model(*self.inputs(batch))
+            yield torch.sigmoid(log_odds.double())  # float32 would make equal of what is not
 
     def inputs(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """A batch of the kept columns as the model takes it; it does not read what dropped columns would be."""
@@ -73,3 +78,18 @@ class Served:
         whole = given.new_zeros(len(given), max((stop for _, stop in places.values()), default=0))
         kept = [torch.arange(*places[column.name]) for column in self.encoding.columns if column.name in places]
         return whole.index_copy_(1, torch.cat(kept), given) if kept else whole
+
+
+def _problem(layout: dict[str, dict[str, list[int]]], encoding: Encoding) -> str:
+    """What is wrong with a layout: columns lie side by side, and those of the encoding are among them."""
+    for kind, places in layout.items():
+        end = 0
+        for name, (start, stop) in sorted(places.items(), key=lambda item: item[1]):
+            if start != end or stop <= start:
+                return f"the {kind} of {name!r} do not follow those before"
+            end = stop
+    for column in encoding.columns:
+        start, stop = layout["ids" if column.is_ids else "numbers"].get(column.name, (0, 0))
+        if stop - start != column.slots:
+            return f"{column.name!r} needs {column.slots} places, but has {stop - start}"
+    return ""

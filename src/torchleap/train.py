@@ -255,6 +255,8 @@ class _Loop:
         run.seconds = self._seconds()
         if self.path is not None:
             self._save(self.path)
+        if self.interrupted:
+            raise KeyboardInterrupt
 
     def _step(self, batch: Batch) -> None:
         run = self.run

@@ -78,7 +78,7 @@ def _global_options(
     quiet: Annotated[bool, typer.Option("--quiet", help="Print results only.")] = False,
     debug: Annotated[bool, typer.Option("--debug", help="Show where an error comes from.")] = False,
 ) -> None:
-    context.obj = {"quiet": quiet}
+    context.obj = {"words": sys.argv[1:], **(context.obj or {}), "quiet": quiet}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -89,7 +89,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     ordered = [word for word in words if word in GLOBAL] + [word for word in words if word not in GLOBAL]
     try:
-        return int(build_app()(ordered, prog_name="torchleap", standalone_mode=False) or 0)
+        return int(build_app()(ordered, prog_name="torchleap", standalone_mode=False, obj={"words": words}) or 0)
     except (KeyboardInterrupt, typer.Abort):
         return 130
     except Exception as error:

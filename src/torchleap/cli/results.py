@@ -14,9 +14,6 @@ from .show import as_json, names_of, progress, separator_of, show
 if TYPE_CHECKING:
     from ..selection import Selection
 
-if TYPE_CHECKING:
-    pass
-
 
 def report(
     context: typer.Context,
@@ -77,6 +74,7 @@ def export(
     folder: Annotated[Path, typer.Argument(help="The results of select.")],
     program: Annotated[Path | None, typer.Option(help="Write a program of torch.export: model.pt2.")] = None,
     onnx: Annotated[Path | None, typer.Option(help="Write ONNX: model.onnx.")] = None,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite a file that is there.")] = False,
 ) -> None:
     """Write the saved model as a program for another runtime.
 
@@ -84,11 +82,15 @@ def export(
     """
     import torch
 
+    from ..data.converting import check_free
     from ..export import to_onnx, to_program
     from ..serving import Served
 
     if program is None and onnx is None:
         raise TorchleapError("Expected --program FILE or --onnx FILE, but found neither.")
+    for path, ending in ((program, ".pt2"), (onnx, ".onnx")):
+        if path is not None:
+            check_free(path, [ending], overwrite=force)
     served = Served.load(folder)
     widths = {kind: max((stop for _, stop in own.values()), default=0) for kind, own in served.layout.items()}
     example = (torch.ones(8, widths["ids"], dtype=torch.int32), torch.randn(8, widths["numbers"]))

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import shlex
-import shutil
-import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 
-from ..errors import TorchleapError
+from ..errors import SelectionError, TorchleapError
 from ..text import plural
 from .show import as_json, listed, names_of, numbers_by_name, progress, separator_of, show
 
@@ -41,7 +42,7 @@ def select(
     drop: Annotated[str | None, typer.Option(help="Columns to leave out: a,b,c.")] = None,
     columns: Annotated[Path | None, typer.Option(help="A TOML file that says what columns are.")] = None,
     label_threshold: Annotated[float | None, typer.Option(help="The label is 1 above this, for ratings.")] = None,
-    label_positive: Annotated[str | None, typer.Option(help="The label is 1 where it has this value.")] = None,
+    positive: Annotated[str | None, typer.Option(help="The label is 1 where it has this value.")] = None,
     batch: Annotated[int | None, typer.Option(min=2, help="Rows a step; by the number of rows if left out.")] = None,
     epochs: Annotated[int, typer.Option(min=1, help="At most so many; it stops when nothing gets better.")] = 30,
     lr: Annotated[float, typer.Option(help="The learning rate.")] = 1e-3,
@@ -58,28 +59,33 @@ def select(
     Example: torchleap select clicks.parquet --label click --group user_id --out result
     """
     _check_folder(out, resume=resume, force=force)
+    _check_rule({"--threshold": threshold, "--share": share, "--dims": dims, "--budget": budget})
+    costs = numbers_by_name(cost, "--cost")
+    from .. import methods, models
     from ..data import read
-    from ..searching import seeded
-    from ..selecting import decide
+    from ..searching import suited_batch
+    from ..selecting import decide, forget
     from ..train import Training
 
+    chosen, backbone = methods.named(method), models.named(model)  # before the data is read
+    training = Training(epochs=epochs, lr=lr, metric="gauc" if group else "auc", checkpoint_minutes=1.0)
     with progress(context) as tell:
         task = read(
-            file, label=label, threshold=label_threshold, positive=label_positive, group=group, time=time, drop=listed(drop),
+            file, label=label, threshold=label_threshold, positive=positive, group=group, time=time, drop=listed(drop),
             columns=columns, separator=separator_of(separator), names=names_of(names), seed=seed, progress=tell,
         )  # fmt: skip
-    task = task.priced(costs=numbers_by_name(cost, "--cost"), protect=listed(protect))
-    by_rows = seeded(None, task, seed).batch
-    training = Training(batch=batch or by_rows, epochs=epochs, lr=lr, metric="gauc" if group else "auc", checkpoint_minutes=1.0)
-    if not context.obj["quiet"] and not json:
-        show(f"{task!r}\n")
-    with _watch(context, json) as watch:
+    task = task.priced(costs=costs, protect=listed(protect))
+    if not resume:
+        forget(out / STATE)
+    with _kept(context, out), _watch(context, repr(task), quiet=json) as watch:
         decision = decide(
-            task, model=model, method=method, training=training, threshold=threshold, share=share, dims=dims, cost=budget,
-            seed=seed, time_limit=time_limit, checkpoint=out / STATE, callbacks=watch.callbacks, tell=watch.stage,
+            task, model=backbone, method=chosen, training=replace(training, batch=batch or suited_batch(task)),
+            threshold=threshold, share=share, dims=dims, cost=budget, seed=seed, time_limit=time_limit,
+            checkpoint=out / STATE, keep_checkpoint=True, callbacks=watch.callbacks, tell=watch.stage,
         )  # fmt: skip
-    decision.record["task"]["source"] = file
-    _write(decision, out)
+        decision.record["task"]["source"] = file
+        _write(context, decision, out)
+    forget(out / STATE)
     _tell(context, decision, out, json)
 
 
@@ -100,12 +106,11 @@ def demo(
     with progress(context) as tell:
         task = industrial(rows, fields=64, dims=1_000, seed=seed, progress=tell)
     log = IndustrialLog(fields=64, dims=1_000, seed=seed)
-    show(f"{task!r}\n")
     training = Training(batch=1024, epochs=12, metric="gauc", patience=2)
-    with _watch(context, quiet=False) as watch:
+    with _watch(context, repr(task)) as watch:
         decision = decide(task, training=training, seed=seed, callbacks=watch.callbacks, tell=watch.stage, roles=log.role)
     decision.record["task"]["source"] = f"made: torchleap data make industrial log.parquet --rows {rows} --seed {seed}"
-    _write(decision, out)
+    _write(context, decision, out)
     show(f"\n{_truth(decision, log.useful, log.useless)}")
     _tell(context, decision, out, as_json_too=False)
 
@@ -121,25 +126,59 @@ def _truth(decision: Decision, useful: Sequence[str], useless: Sequence[str]) ->
 
 
 def _check_folder(out: Path, *, resume: bool, force: bool) -> None:
-    """Before any work: is there anything that would be lost?"""
+    """Before any work: can it be written to, and is there anything that would be lost?"""
+    nearest = next(place for place in (out, *out.absolute().parents) if place.exists())
+    if not nearest.is_dir() or not os.access(nearest, os.W_OK | os.X_OK):
+        reason = "is not yours to write to" if nearest.is_dir() else "is a file"
+        raise TorchleapError(f"The results cannot be written to {out}: {nearest} {reason}. Give another --out.")
+    state = (out / STATE / "full.pt").exists()  # as selecting.is_saved, which takes torch
     there = [name for name in RESULTS if (out / name).exists()]
-    if resume and not (out / STATE).exists():
-        raise TorchleapError(f"{out} has no run to go on with. Leave --resume out.")
-    if (out / STATE).exists() and not resume:
-        if not force:
-            raise TorchleapError(f"{out} has a run that was broken off. Give --resume to go on, or --force to start anew.")
-        shutil.rmtree(out / STATE)
+    if resume and not state:
+        done = "is done already" if there else "has no run to go on with"
+        raise TorchleapError(f"{out} {done}. Leave --resume out.")
+    if state and not resume and not force:
+        raise TorchleapError(f"{out} has a run that was broken off. Give --resume to go on, or --force to start anew.")
     if there and not force and not resume:
         raise TorchleapError(
             f"{out} has results already: {', '.join(there[:3])}. Give another --out, or --force to replace them."
         )
-    out.mkdir(parents=True, exist_ok=True)
 
 
-def _write(decision: Decision, out: Path) -> None:
+def _check_rule(rules: Mapping[str, float | None]) -> None:
+    given = [option for option, value in rules.items() if value is not None]
+    if len(given) > 1:
+        raise TorchleapError(f"Expected one of {', '.join(rules)}, but found {' and '.join(given)}. Give one of them.")
+
+
+@contextmanager
+def _kept(context: typer.Context, out: Path) -> Iterator[None]:
+    """Tell how to go on with a run that is broken off, or whose rule keeps no field."""
+    from ..selecting import is_saved
+
+    try:
+        yield
+    except KeyboardInterrupt:
+        if is_saved(out / STATE):
+            Console(stderr=True).print(
+                f"Saved; go on with: {_command(context, '--resume')}", markup=False, highlight=False, emoji=False, soft_wrap=True
+            )
+        raise
+    except SelectionError as error:
+        if is_saved(out / STATE):
+            raise TorchleapError(f"{error} The scores are saved: --resume with another rule trains nothing anew.") from error
+        raise
+
+
+def _command(context: typer.Context, *more: str) -> str:
+    """What was called, to be called again."""
+    words = [word for word in context.obj["words"] if word not in ("--resume", "--force")]
+    return shlex.join(["torchleap", *words, *more])
+
+
+def _write(context: typer.Context, decision: Decision, out: Path) -> None:
     from ..report import Report
 
-    decision.record["command"] = shlex.join(["torchleap", *sys.argv[1:]])
+    decision.record["command"] = _command(context)
     decision.save(out)
     Report(decision.record).write(out / "report.html")
 
@@ -155,43 +194,68 @@ def _tell(context: typer.Context, decision: Decision, out: Path, as_json_too: bo
     if not context.obj["quiet"]:
         show("")
     show(headline(record), style="bold")
-    show(f"{certainty(record)}\n{savings(record)}")
-    show(f"Drop: {', '.join(selection.dropped) or 'nothing'}.")
+    if selection.dropped:
+        show(f"{measured(record)} {certainty(record)}\n{savings(record)}")
+        show(f"Keep: {shortened(selection.kept)}.\nDrop: {shortened(selection.dropped)}.")
+    else:
+        show("No field that may go scores low enough by this rule. Another one drops some: torchleap select ... --share 0.5.")
     unsure = least_sure(record)
     if unsure:
-        show(f"Least sure: {unsure}.")
+        show(f"Close calls: {unsure}.")
     if not context.obj["quiet"]:
         show(f"\nWrote {out}: the report is {out / 'report.html'}, the model {out / 'model'}.")
-        show(f"Next: torchleap predict {shlex.quote(str(out))} NEW_FILE --out scores.parquet")
+        scores = shlex.quote(str(out / "scores.parquet"))
+        show(f"Next: torchleap predict {shlex.quote(str(out))} NEW_FILE --out {scores}")
 
 
-def least_sure(record: Mapping[str, Any], count: int = 3) -> str:
-    """The fields whose scores lie nearest to the threshold, where there is one."""
-    threshold = record["rule"].get("threshold")
-    if threshold is None:
+def measured(record: Mapping[str, Any]) -> str:
+    """The metric of both models, and on how many rows."""
+    metric, rows = record["metrics"]["difference"]["metric"], record["task"]["rows"]["test"]
+    before, after = (record["metrics"][part][metric] for part in ("before", "after"))
+    return f"{metric.upper()} on {plural(rows, 'test row')}: {before:.4f} with all fields, {after:.4f} with those kept."
+
+
+def shortened(names: Sequence[str], count: int = 12) -> str:
+    """The first names, and how many there are besides."""
+    more = f" and {len(names) - count:,} more, see selection.json" if len(names) > count else ""
+    return f"{', '.join(names[:count])}{more}" or "nothing"
+
+
+def least_sure(record: Mapping[str, Any], count: int = 3, within: float = 0.2) -> str:
+    """The fields whose gates ended near the threshold, where there is one."""
+    from ..report.record import decision, threshold
+
+    bar = threshold(record)
+    if bar is None:
         return ""
-    near = sorted(record["fields"], key=lambda f: abs(f["score"] - threshold))[:count]
-    return ", ".join(f"{f['name']} ({f['score']:.2f})" for f in near)
+    near = sorted((abs(f["score"] - bar), f["name"], f) for f in record["fields"] if not f["protected"])
+    shown = [f"{name} ({f['score']:.2f}, {decision(f)})" for away, name, f in near[:count] if away <= within]
+    return f"{', '.join(shown)}; the threshold is {bar:g}" if shown else ""
 
 
 class _watch:  # noqa: N801
     """Shows the stages, a bar with the time left, and the gates; nothing if the command is to be quiet."""
 
-    def __init__(self, context: typer.Context, quiet: bool) -> None:
+    def __init__(self, context: typer.Context, title: str, *, quiet: bool = False) -> None:
         from ..callbacks import LiveGates, Progress
 
         self.console = Console(stderr=True)
+        self.title = title  # shown once all settings have been found good
         self.quiet = quiet or bool(context.obj["quiet"])
-        self.bar = Progress(self.console)
-        self.callbacks = () if self.quiet else (LiveGates(console=self.console), self.bar)
+        self.gates, self.bar = LiveGates(console=self.console), Progress(self.console)
+        self.callbacks = () if self.quiet else (self.gates, self.bar)
 
     def __enter__(self) -> _watch:
         return self
 
     def __exit__(self, *problem: object) -> None:
         self.bar.__exit__(*problem)
+        self.gates.__exit__(*problem)
 
     def stage(self, name: str) -> None:
         """A new stage begins."""
         if not self.quiet:
+            if self.title:
+                show(self.title)
+                self.title = ""
             self.console.print(f"{name} ...", style="dim", highlight=False)

@@ -6,6 +6,7 @@ at worst describe a useless model.
 
 import inspect
 import math
+import operator
 import re
 from typing import Any
 
@@ -26,13 +27,23 @@ _EXTRA: tuple[Any, ...] = (
     functional.layer_norm,
     torch.bmm,
     torch.einsum,
+    operator.gt,
 )
 FUNCTIONS: dict[str, Any] = {
     f"{function.__module__}.{function.__name__}".removeprefix("torch._C."): function
     for function in (*CALLS, *_EXTRA)
     if callable(function) and function.__name__ != "gated"
 }
-METHODS = {name for name in CALLS if isinstance(name, str)} | {"size", "expand", "softmax", "bmm", "split", "chunk", "unbind"}
+METHODS = {name for name in CALLS if isinstance(name, str)} | {
+    "size",
+    "expand",
+    "softmax",
+    "bmm",
+    "split",
+    "chunk",
+    "unbind",
+    "clamp_min",
+}
 KINDS: dict[str, type[nn.Module]] = {
     kind.__name__: kind for kind in (*LAYERS, nn.Softmax, nn.PReLU, nn.AlphaDropout, nn.BatchNorm2d, nn.GroupNorm)
 }

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from ..data.task import Batch, Batches, Task
 from ..models import Backbone, Ranker, build
 from ..settings import check_types
-from ..train import Hook, Run, Training, fit
+from ..train import Hook, Run, Training, TrainingError, fit
 
 Scores = dict[str, float]  # by field, in their order; the higher the better
 
@@ -86,5 +86,7 @@ def valid_batches(search: Search) -> Batches:
 
 def without_end(batches: Batches) -> Iterator[Batch]:
     """Epoch after epoch; a batch of one row, which cannot be shuffled or normalised, is left out."""
+    if len(batches.rows) < 2:
+        raise TrainingError("Expected at least two validation rows for the gates to learn from, but found one.")
     while True:
         yield from (batch for batch in batches if len(batch) > 1)

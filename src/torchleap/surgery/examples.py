@@ -258,7 +258,10 @@ def _changed(call: Call, sizes: dict[tuple[int, int], int]) -> Call:
     for (place, dim), size in sizes.items():
         leaf = leaves[place]
         index = torch.arange(size, device=leaf.device)
-        leaves[place] = leaf.index_select(dim, index % leaf.shape[dim] if leaf.shape[dim] else index)
+        if not leaf.numel():  # a batch without ids, say
+            leaves[place] = leaf.new_zeros((*leaf.shape[:dim], size, *leaf.shape[dim + 1 :]))
+            continue
+        leaves[place] = leaf.index_select(dim, index % leaf.shape[dim])
     changed: Call = tree_unflatten(leaves, form)
     return changed
 
