@@ -151,4 +151,4 @@ def seeded(training: Training | None, task: Task, seed: int) -> Training:
 def suited_batch(task: Task) -> int:
     """Rows a step, by the number of train rows."""
     rows = len(task.train)
-    return min(rows, max(FEW, min(4096, rows // 50)))
+    return min(rows, max(FEW, min(4096, rows // 200)))  # some 200 steps an epoch: gates need steps
