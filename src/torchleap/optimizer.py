@@ -78,7 +78,7 @@ class GateOptimizer(Optimizer):
 
     def _step_one(self, theta: Tensor, gradient: Tensor, state: dict[str, Any], group: dict[str, Any]) -> None:
         if not state:
-            state["step"] = torch.zeros((), device=theta.device)
+            state["step"] = theta.new_zeros(())
             state["exp_avg"] = torch.zeros_like(theta)
             state["exp_avg_sq"] = torch.zeros_like(theta)
         beta1, beta2 = group["betas"]
