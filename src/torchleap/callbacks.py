@@ -33,7 +33,22 @@ DRAW_EVERY = 0.1  # seconds
 LARGEST_BATCH = 1000  # metrics that MLflow takes at once
 
 
-class Progress(Hook):
+class Display(Hook):
+    """What is drawn on a terminal; as a context manager it is also closed when the training breaks off."""
+
+    def __init__(self, console: "Console | None" = None) -> None:
+        self._console = console or _need("rich.console", "cli").Console(stderr=True)
+        self._drawn = -math.inf
+        self._close: Callable[[], object] = lambda: None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *problem: object) -> None:
+        self._close()
+
+
+class Progress(Display):
     """A bar with the time left on a terminal; elsewhere one line a look.
 
     As a context manager it also closes the bar when the training breaks off; without, that waits until the program ends.
@@ -46,17 +61,9 @@ class Progress(Hook):
     """
 
     def __init__(self, console: "Console | None" = None) -> None:
+        super().__init__(console)
         self._rich = _need("rich.progress", "cli")
-        self._console = console or _need("rich.console", "cli").Console(stderr=True)
         self._bar: Any = None
-        self._drawn = -math.inf
-        self._close: Callable[[], object] = lambda: None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *problem: object) -> None:
-        self._close()
 
     def at_start(self, run: Run) -> None:
         """Show the bar, from the step that a checkpoint was at."""
@@ -106,7 +113,7 @@ class Progress(Hook):
         self._console.print(line, markup=False, highlight=False, emoji=False, soft_wrap=True)
 
 
-class LiveGates(Hook):
+class LiveGates(Display):
     """A table of the gates on a terminal while they learn: the most open and the most closed ones; elsewhere nothing.
 
     Args:
@@ -115,17 +122,9 @@ class LiveGates(Hook):
     """
 
     def __init__(self, rows: int = 8, console: "Console | None" = None) -> None:
+        super().__init__(console)
         self._rows = rows
-        self._console = console or _need("rich.console", "cli").Console(stderr=True)
         self._live: Any = None
-        self._drawn = -math.inf
-        self._close: Callable[[], object] = lambda: None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *problem: object) -> None:
-        self._close()
 
     def at_start(self, run: Run) -> None:
         """Show the table, if the model has gates."""
