@@ -9,7 +9,7 @@ TRITON := .venv-triton
 .PHONY: help setup demo test test-triton lint format type bench picture clean
 
 help:
-	@echo "make demo     the whole story on a made log of which the truth is known, with a report (about two minutes)"
+	@echo "make demo     the whole story on a made log of which the truth is known, with a report (about a minute)"
 	@echo "make test     run the tests"
 	@echo "make test-triton  test the GPU kernel in Triton's interpreter (downloads a gigabyte)"
 	@echo "make lint     ruff: check and format check"

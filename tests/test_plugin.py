@@ -2,6 +2,7 @@ import copy
 import io
 import pickle
 import shutil
+import warnings
 
 import pytest
 import torch
@@ -325,6 +326,16 @@ def test_a_held_out_step_ignores_the_gates_gradient_from_training_rows():
         optimizer.step()
     assert (plugin.gates.theta - 1).abs().max() < 1
     assert plugin.gates.theta.grad is None
+
+
+def test_a_fused_step_in_the_held_out_context_is_not_warned_of():
+    model = mlp()
+    plugin = tl.attach(model, FIELDS, at="0", alpha=0.1, seed=0)
+    optimizer = torch.optim.Adam([plugin.gates.theta], lr=0.1, fused=True)  # which does not count up the version of theta
+    with warnings.catch_warnings(), plugin.held_out():
+        warnings.simplefilter("error")
+        (model(torch.randn(64, 8)).square().mean() + plugin.penalty()).backward()
+        optimizer.step()
 
 
 def test_a_step_after_the_held_out_context_is_warned_of():

@@ -95,7 +95,7 @@ def demo(
     rows: Annotated[int, typer.Option(min=5_000, help="Rows of the log.")] = 100_000,
     seed: Annotated[int, typer.Option(help="Another seed gives another log.")] = 0,
 ) -> None:
-    """The whole story on a made search-ranking log of which it is known what each field is for; about two minutes.
+    """The whole story on a made search-ranking log of which it is known what each field is for; about a minute.
 
     Example: torchleap demo
     """
