@@ -23,6 +23,7 @@ pytest.importorskip("rich")
 import torchleap as tl  # noqa: E402
 from torchleap import cli  # noqa: E402
 from torchleap.cli.select import RESULTS, least_sure, shortened  # noqa: E402
+from torchleap.data.industrial import IndustrialLog  # noqa: E402
 from torchleap.selection import Selection  # noqa: E402
 
 from .test_selecting import rows  # noqa: E402
@@ -222,6 +223,9 @@ def refused(capsys, *words):
         (["--cost", "garbage"], "--cost must be NAME=NUMBER,..., but has 'garbage'."),
         (["--cost", "item=many"], "--cost must be NAME=NUMBER,..., but has 'item=many'."),
         (["--cost", "item=-1"], "the cost of 'item' must be a finite number of at least 0"),
+        (["--cost", '"item=1'], "with every double quote closed, but found '\"item=1'."),
+        (["--protect", '"item,pr'], "with every double quote closed, but found '\"item,pr'."),
+        (["--protect", '"item,pr"'], "There is no field 'item,pr'."),
         (["--cost", "itm=1"], "There is no field 'itm'. Did you mean 'item'?"),
         (["--drop", "itm"], "There is no column 'itm'. Did you mean 'item'?"),
         (["--group", "usr"], "There is no column 'usr' for group=. Did you mean 'user'"),
@@ -237,6 +241,16 @@ def test_bad_input_is_one_sentence_and_leaves_nothing(place, tmp_path, capsys, m
     words = ["--label", "click", *more]
     assert sentence in refused(capsys, "select", place / "clicks.csv", *words, "--out", tmp_path / "out")
     assert not (tmp_path / "out").exists() or not (tmp_path / "out" / ".state" / "full.pt").exists()
+
+
+def test_names_that_hold_commas_are_given_in_quotes(tmp_path):
+    FRAME.rename({"item": "item, new", "user": "user,id", "size": "size,cm"}).write_csv(tmp_path / "clicks.csv")
+    words = ["--protect", '"item, new",price', "--drop", '"user,id"', "--cost", '"size,cm"=7.5,price=2']
+    words = ["select", str(tmp_path / "clicks.csv"), *FAST, "--epochs", "1", "--method", "random", *words]
+    assert cli.main([*words, "--out", str(tmp_path / "out"), "--quiet"]) == 0
+    fields = json.loads((tmp_path / "out" / "report.json").read_text())["fields"]
+    assert {f["name"]: f["protected"] for f in fields} == {"item, new": True, "price": True, "size,cm": False}
+    assert {f["name"]: f["cost"] for f in fields if f["name"] != "item, new"} == {"price": 2.0, "size,cm": 7.5}
 
 
 def test_bad_files_and_labels(place, tmp_path, capsys):
@@ -406,3 +420,16 @@ def test_long_lists_are_shortened():
     assert shortened([]) == "nothing"
     assert shortened(["a", "b"]) == "a, b"
     assert shortened([str(number) for number in range(14)]).endswith("10, 11 and 2 more, see selection.json")
+
+
+def test_the_demo_tells_the_truth_and_writes_a_report(tmp_path, capsys):
+    assert cli.main(["demo", "--rows", "5000", "--out", str(tmp_path / "demo")]) == 0
+    told = capsys.readouterr().out
+    kept = set(Selection.load(tmp_path / "demo" / "selection.json").kept)
+    log = IndustrialLog(fields=64, dims=1_000, seed=0)
+    found, gone = len(kept & set(log.useful)), len(set(log.useless) - kept)
+    assert f"\nAgainst the truth: {found} of 24 useful fields kept, {gone} of 31 useless fields dropped." in told
+    assert f"Wrote {tmp_path}/demo: the report is {tmp_path}/demo/report.html" in told
+    record = json.loads((tmp_path / "demo" / "report.json").read_text())
+    assert {f["name"] for f in record["fields"] if f["kept"]} == kept
+    assert (tmp_path / "demo" / "report.html").read_text().count("Against the known truth") == 1

@@ -4,6 +4,7 @@ import math
 import random
 
 from torchleap.fields import Field, Fields
+from torchleap.report import numbers
 from torchleap.selection import select
 
 UGLY = (
@@ -227,3 +228,90 @@ def bench_record():
             }
         ],
     }
+
+
+METHODS = (
+    *("leap", "leap_base", "permutation", "shark", "lasso", "gradient", "integrated_gradients", "autofield", "adafs", "lpfs"),
+    *("optfs", "sfs", "xgboost", "random_forest", "mutual_information", "stochastic_gates", "random", "all fields"),
+)
+
+
+def large_bench_record():
+    """A comparison as `torchleap bench` makes it: many methods, two shares, what pruning brings, and gates over training."""
+    chance = random.Random(0)
+    rows = [
+        [
+            name,
+            share,
+            f"{value:.4f} ± {chance.random() / 1000:.4f}",
+            *_compared(chance, value),
+            "-" if name == "all fields" else place,
+        ]
+        for share in (0.25, 0.5)
+        for place, name in enumerate(METHODS, 1)
+        for value in [0.8097 - place * 0.0011 - (0.5 - share) * 0.02 * chance.random()]
+    ]
+    shares = (0.05, 0.1, 0.25, 0.4, 0.5, 0.75, 1.0)
+    curve = [
+        {"name": name, "points": [_banded(chance, share, place) for share in shares]} for place, name in enumerate(METHODS[:6])
+    ]
+    gates = [
+        {"name": f"{theme}_embedding", "points": [[25 * step, gate] for step, gate in enumerate(path)]}
+        for theme, path in zip((*THEMES, UGLY[0]), _nine_gates(chance), strict=True)
+    ]
+    pays = [
+        [
+            f"{share:.0%}",
+            64 - round(64 * share),
+            round(1.2e6 * share),
+            f"{1.9 * share + 0.2:.2f} ms",
+            0.81 - (1 - share) ** 3 / 40,
+        ]
+        for share in shares
+    ]
+    return {
+        "format": 1,
+        "kind": "bench",
+        "title": "Methods on the search-ranking log",
+        "created": "2026-11-17T07:00:00",
+        "machine": "Intel Xeon, 2 cores, Linux",
+        "command": "torchleap bench methods --rows 1000000 --seeds 5 --shares 0.25,0.5 --out bench/methods",
+        "versions": {"torchleap": "0.1.0", "torch": "2.13.0", "python": "3.11.9"},
+        "settings": {"rows": 1_000_000, "seeds": [0, 1, 2, 3, 4], "shares": [0.25, 0.5], "model": "wide_deep", "batch": 1024},
+        "summary": [
+            "LeAP keeps the AUC of all fields with half of them, and finds them in 1.2 times the time of one training.",
+            "At a quarter of the fields it is 0.0011 above the next method; that is more than chance in 5 of 5 seeds.",
+        ],
+        "tables": [
+            {
+                "title": "Test AUC after training anew, by method and share of the fields",
+                "columns": ["method", "share", "test AUC", "against random", "time to score", "useful kept", "rank"],
+                "rows": [*rows, [UGLY[1], 0.5, None, None, None, None, "-"], [UGLY[3], 0.5, "-", "-", "-", "-", "-"]],
+                "notes": ["Mean and standard error of 5 seeds.", "Time on two cores; higher AUC is better."],
+            },
+            {
+                "title": "What pruning brings",
+                "columns": ["share kept", "fields dropped", "parameters", "a batch takes", "test AUC"],
+                "rows": pays,
+            },
+        ],
+        "curves": [
+            {"title": "AUC by share of fields", "x": "share of fields kept", "y": "test AUC", "series": curve},
+            {"title": "Gates over training", "x": "step", "y": "gate", "notes": ["One seed, 80 looks."], "series": gates},
+        ],
+    }
+
+
+def _compared(chance, value):
+    seconds = chance.choice((0.4, 12.3, 59, 125, 7260)) * chance.uniform(0.9, 1.1)
+    return f"{value - 0.79:+.4f} ± 0.0005", numbers.seconds(seconds), f"{chance.randrange(12, 25)} of 24"
+
+
+def _banded(chance, share, place):
+    value = 0.81 - (1 - share) ** 3 * (0.02 + place * 0.008) + chance.gauss(0, 0.0004)
+    return [share, value, value - 0.0015 - 0.002 * (1 - share), value + 0.0015 + 0.002 * (1 - share)]
+
+
+def _nine_gates(chance):
+    finals = (1.0, 0.97, 0.9, 0.6, 0.45, 0.2, 0.05, 0.02, 0.0)
+    return _trajectories(chance, [{"name": str(final), "score": final} for final in finals], 80)["gates"].values()

@@ -7,9 +7,9 @@ import pytest
 
 from torchleap import Selection
 from torchleap.report import Report
-from torchleap.report.numbers import UNKNOWN
+from torchleap.report.numbers import MINUS, UNKNOWN
 
-from .records import UGLY, bench_record, select_record, selection_of
+from .records import UGLY, bench_record, large_bench_record, select_record, selection_of
 
 playwright = pytest.importorskip("playwright.sync_api", reason="the report is tested in a browser: pip install playwright")
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
@@ -66,8 +66,9 @@ def visible_names(page):
         select_record(40, method="permutation", difference=(0.002, (0.001, 0.003))),
         {"format": 1, "kind": "select", "fields": [{"name": "a"}, {"name": "b", "score": 0.5, "kept": True}]},
         bench_record(),
+        large_bench_record(),
     ],
-    ids=["leap", "permutation", "hardly anything known", "bench"],
+    ids=["leap", "permutation", "hardly anything known", "bench", "large bench"],
 )
 def test_every_chart_is_drawn_and_nothing_sticks_out_of_the_page(visit, record, viewport):
     page = visit(record, viewport)
@@ -132,6 +133,72 @@ def test_the_table_sorts_by_any_column_by_mouse_and_by_key(visit):
     known = [text != UNKNOWN for text in texts(page, cells)]
     assert known == sorted(known, reverse=True)  # what is not known comes last, either way
     assert len(texts(page, "#table tbody tr")) == len(names)
+
+
+def bench_of(**columns):
+    table = {"title": "Methods", "columns": list(columns), "rows": list(zip(*columns.values(), strict=True))}
+    return {"format": 1, "kind": "bench", "tables": [table]}
+
+
+@pytest.mark.parametrize(
+    ("cells", "downwards"),
+    [
+        (["0.8097 ± 0.0006", "0.81 ± 0.1", "-", "0.0999 ± 0.2"], ["0.81 ± 0.1", "0.8097 ± 0.0006", "0.0999 ± 0.2", "-"]),
+        (
+            ["+0.0032 ± 0.0005", "-0.0101 ± 0.1", MINUS + "0.0007", "+0.0100"],
+            ["+0.0100", "+0.0032 ± 0.0005", MINUS + "0.0007", "-0.0101 ± 0.1"],
+        ),
+        (["12.3 s", "2 min 5 s", "950 ms", "9.9 s"], ["2 min 5 s", "12.3 s", "9.9 s", "950 ms"]),
+        ([9.5, 123.25, None, -0.5], ["123.25", "9.5000", MINUS + "0.5000", UNKNOWN]),
+        ([9, 12_000, 100, "-"], ["12,000", "100", "9", "-"]),
+    ],
+    ids=["with an error", "signed", "times", "floats", "counts"],
+)
+def test_a_column_of_numbers_sorts_by_size_with_the_unknown_last(visit, cells, downwards):
+    page = visit(bench_of(method=list("abcd"), value=cells))
+    head, shown = page.locator("#tables th").nth(1), "#tables td:nth-child(2)"
+    assert head.get_attribute("aria-sort") is None
+    head.locator("button").click()
+    assert (texts(page, shown), head.get_attribute("aria-sort")) == (downwards, "descending")
+    page.keyboard.press("Enter")  # it has the focus
+    known = [text for text in downwards if text not in ("-", UNKNOWN)]
+    assert (texts(page, shown), head.get_attribute("aria-sort")) == (known[::-1] + downwards[len(known) :], "ascending")
+
+
+def test_a_column_of_words_sorts_by_letter_and_moves_whole_rows(visit):
+    names = ["seed 10", "-", UGLY[0], "seed 9", "Leap", UGLY[1]]
+    page = visit(bench_of(name=names, place=[0, 1, 2, 3, 4, 5]) | {"title": UGLY[1], "summary": [UGLY[0]]})
+    page.locator("#tables th button").nth(1).focus()
+    page.keyboard.press("Space")
+    assert texts(page, "#tables td:nth-child(2)") == ["5", "4", "3", "2", "1", "0"]
+    page.locator("#tables th button").first.click()
+    shown = texts(page, "#tables td:first-child")
+    assert shown == [UGLY[1], UGLY[0], "Leap", "seed 9", "seed 10", "-"]
+    assert [names[int(place)] for place in texts(page, "#tables td:nth-child(2)")] == shown
+    assert page.locator("#tables th[aria-sort]").all_inner_texts() == ["name"]
+    assert page.locator("#summary").inner_text() == UGLY[0]
+    assert page.evaluate("window.hacked === undefined && document.images.length === 0")
+
+
+def test_each_table_sorts_alone_scrolls_in_its_box_and_keeps_its_head_in_sight(visit):
+    page = visit(large_bench_record(), PHONE)
+    page.locator("#tables table").nth(1).locator("th button").last.click()
+    assert page.locator("#tables table").first.locator("th[aria-sort]").count() == 0
+    box = page.locator("#tables .scroll-both").first
+    top, left = "(e) => e.getBoundingClientRect().top", "(e) => e.getBoundingClientRect().left"
+    assert box.evaluate("(e) => e.scrollWidth > e.clientWidth && e.scrollHeight > e.clientHeight")
+    box.evaluate("(e) => e.scrollTo(250, 300)")
+    assert abs(box.locator("th").last.evaluate(top) - box.evaluate(top)) < 3
+    assert box.locator("td").first.evaluate(top) < box.evaluate(top) - 200
+    assert abs(box.locator("td").first.evaluate(left) - box.evaluate(left)) < 3
+    assert box.locator("td").nth(1).evaluate(left) < box.evaluate(left)
+
+
+def test_a_point_of_a_curve_is_described_in_the_words_of_its_axes(visit):
+    page = visit(large_bench_record())
+    page.locator("[data-chart=curve-0] .mark-symbol path").first.hover()
+    assert page.locator("#tip strong").inner_text() == "leap"
+    assert texts(page, "#tip dt") == ["share of fields kept", "test AUC", "from", "to"]
 
 
 def test_the_slider_changes_the_list_and_the_expected_metric(visit):

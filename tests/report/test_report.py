@@ -7,8 +7,9 @@ import pytest
 
 from torchleap.errors import TorchleapError
 from torchleap.report import Report
+from torchleap.report.bench import bench_charts, bench_context
 
-from .records import UGLY, bench_record, select_record
+from .records import UGLY, bench_record, large_bench_record, select_record
 
 SMALL = {"format": 1, "kind": "select", "fields": [{"name": "a", "score": 0.5, "kept": True}, {"name": "b"}]}
 
@@ -151,3 +152,61 @@ def test_a_benchmark_shows_its_tables_and_curves():
     assert "0.950 ± 0.0004" in page
     assert 'data-chart="curve-0"' in page
     assert "</html>" in Report({"format": 1, "kind": "bench"}).html()
+
+
+def test_a_benchmark_shows_its_summary_first_and_its_settings_last():
+    record = large_bench_record()
+    page = Report(record).html()
+    words = (record["summary"][0], record["tables"][0]["title"], record["tables"][0]["notes"][1], record["curves"][1]["title"])
+    places = [
+        page.index(html.escape(text)) for text in (*words, record["curves"][1]["notes"][0], "bench methods --rows", "wide_deep")
+    ]
+    assert places == sorted(places)
+    assert page.count("Bands are intervals.") == 1  # the gates have none
+    assert UGLY[0] not in page
+    assert UGLY[1] not in page
+
+
+def test_the_cells_of_a_benchmark_are_written_by_their_size():
+    table = bench_context({"tables": [{"columns": ["a", "b"], "rows": [[0.80972, 12.5], [-0.00304, True], [3, None], ["x"]]}]})
+    (shown,) = table["tables"]
+    assert [[cell["text"] for cell in row] for row in shown["rows"]] == [
+        *(["0.8097", "12.5"], ["−0.0030", "yes"], ["3", "–"], ["x", "–"]),  # noqa: RUF001
+    ]
+
+
+def test_a_row_that_is_longer_than_the_heading_is_shown_whole():
+    (shown,) = bench_context({"tables": [{"columns": ["a"], "rows": [["x", 1], ["y", 2]]}]})["tables"]
+    assert [column["title"] for column in shown["columns"]] == ["a", ""]
+    assert [cell["text"] for cell in shown["rows"][1]] == ["y", "2"]
+
+
+def test_a_column_of_numbers_with_gaps_is_one_of_numbers_but_dates_and_versions_are_words():
+    columns = {
+        "number": ["0.8 ± 0.1", "-", None],
+        "time": ["2 min 5 s", "59.9 s", "–"],  # noqa: RUF001
+        "date": ["2026-11-17", "2026-11-18", "-"],
+        "version": ["2.13.0", "2.9.0", "2.9.1"],
+        "mixed": ["0.8", "leap", "-"],
+        "nothing": ["-", None, ""],
+    }
+    table = {"columns": list(columns), "rows": list(zip(*columns.values(), strict=True))}
+    (shown,) = bench_context({"tables": [table]})["tables"]
+    assert [column["title"] for column in shown["columns"] if column["number"]] == ["number", "time"]
+    assert [cell["by"] for cell in shown["rows"][0]] == [0.8, 125.0, "2026-11-17", "2.13.0", "0.8", None]
+    assert [cell["by"] for cell in shown["rows"][2]] == [None, None, None, "2.9.1", None, None]
+
+
+def test_pictures_of_a_benchmark_have_a_title_and_a_legend_and_the_page_has_its_own(tmp_path):
+    record = large_bench_record()
+    record["curves"][0]["series"][0]["name"] = "用户最近点击的商品类目"
+    drawing = Report(record).svg(tmp_path)[0].read_text()
+    assert "AUC by share of fields" in drawing
+    assert "用户最近点击的商品类目" in drawing
+    assert "PingFang SC" in drawing
+    assert all(layer["encoding"]["color"].get("legend") is None for layer in bench_charts(record).specs["curve-0"]["layer"])
+
+
+def test_a_ninth_series_looks_like_none_of_the_others():
+    _, gates = bench_context(large_bench_record())["curves"]
+    assert len({(series["hue"], series["dash"]) for series in gates["legend"]}) == 9

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -55,12 +56,22 @@ def as_json(content: Any) -> None:
 
 
 def listed(given: str | None) -> list[str]:
-    """The words of a list: a,b,c."""
-    return [word.strip() for word in (given or "").split(",") if word.strip()]
+    """The words of a list; one that holds a comma stands in double quotes, as in CSV.
+
+    >>> listed('a, b,"c,d"')
+    ['a', 'b', 'c,d']
+    """
+    try:
+        *words, rest = next(csv.reader([f"{given or ''},"], skipinitialspace=True))
+    except csv.Error as error:
+        raise TorchleapError(f"Expected words with commas between them, but found {given!r}: {error}.") from error
+    if rest:  # the comma that was put behind the last word became part of it
+        raise TorchleapError(f'Expected a,b or "a,b",c with every double quote closed, but found {given!r}.')
+    return [word.strip() for word in words if word.strip()]
 
 
 def numbers_by_name(given: str | None, option: str) -> dict[str, float]:
-    """What an option such as name=2.5,other=1 says."""
+    """What an option such as name=2.5,"other,one"=1 says."""
     found = {}
     for word in listed(given):
         name, equals, number = word.rpartition("=")

@@ -9,7 +9,7 @@ from typing import Any
 
 from ..errors import TorchleapError
 from ..text import replace_file, write_whole
-from .bench import bench_charts
+from .bench import bench_pictures
 from .charts import select_pictures
 from .page import needed, render
 from .record import checked
@@ -49,18 +49,22 @@ class Report:
         write_whole(path, self.json() if Path(path).suffix == ".json" else self.html())
 
     def png(self, folder: str | os.PathLike[str], *, scale: float = 2.0) -> list[Path]:
-        """Write each chart as a picture; returns their paths."""
+        """Write each chart as a picture; returns their paths.
+
+        Its words are drawn with the fonts of this system. Chinese, Japanese or Korean names need a font that has them, or become
+        boxes: apt-get install fonts-noto-cjk.
+        """
         convert = needed("vl_convert").vegalite_to_png
         return self._pictures(folder, "png", lambda spec: convert(spec, scale=scale))
 
     def svg(self, folder: str | os.PathLike[str]) -> list[Path]:
-        """Write each chart as a drawing that stays sharp at any size; returns their paths."""
+        """Write each chart as a drawing that stays sharp at any size, in the fonts of who looks at it; returns their paths."""
         convert = needed("vl_convert").vegalite_to_svg
         return self._pictures(folder, "svg", lambda spec: convert(spec).encode())
 
     def _pictures(self, folder: str | os.PathLike[str], ending: str, draw: Any) -> list[Path]:
         Path(folder).mkdir(parents=True, exist_ok=True)
-        drawn = bench_charts(self.record) if self.record["kind"] == "bench" else select_pictures(self.record)
+        drawn = bench_pictures(self.record) if self.record["kind"] == "bench" else select_pictures(self.record)
         written = []
         for name in drawn.specs:
             path = Path(folder) / f"{name}.{ending}"

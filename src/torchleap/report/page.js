@@ -54,7 +54,7 @@ function fillTip(title, pairs) {
   one("#tip").replaceChildren(make("strong", { text: title }), list);
 }
 
-function describe(datum) {
+function describe(datum, words = {}) {
   const field = byName.get(datum.name);
   if (field) {
     const known = page.columns.slice(1).filter((column) => shownValue(field, column) !== "–");
@@ -63,7 +63,7 @@ function describe(datum) {
     const known = Object.entries(datum).filter(([, value]) => value !== null && typeof value !== "object");
     const text = (value) => (typeof value === "number" ? String(Number(value.toPrecision(6))) : String(value));
     const title = datum.label || datum.series || datum.measure || "";
-    fillTip(title, known.filter(([, value]) => value !== title).map(([key, value]) => [key, text(value)]));
+    fillTip(title, known.filter(([, value]) => value !== title).map(([key, value]) => [words[key] || key, text(value)]));
   }
 }
 
@@ -90,7 +90,7 @@ function chartTip(chart) {
     const datum = value && typeof value === "object" ? value : null;
     if (chart === "trajectories") bringOut(views.get(chart), datum ? [datum.name] : markedNames());
     if (!datum) return hideTip();
-    describe(datum);
+    describe(datum, page.words && page.words[chart]);
     placeTip(event.clientX, event.clientY);
   };
 }
@@ -484,6 +484,37 @@ function buildTable() {
   showSort();
 }
 
+// ---- the tables of a benchmark ----
+
+function compareRows(index, number, down) {
+  const text = (a, b) => a.localeCompare(b, "en", { numeric: true });
+  return (left, right) => {
+    const [a, b] = [left, right].map((row) => row.cells[index].dataset.by);
+    if (a === undefined || b === undefined) return (a === undefined) - (b === undefined);
+    const order = number ? a - b : text(a, b);
+    return down ? -order : order;
+  };
+}
+
+function sortRows(table, head) {
+  const number = head.classList.contains("number");
+  const before = head.getAttribute("aria-sort");
+  const down = before ? before === "ascending" : number;
+  const body = table.tBodies[0];
+  body.append(...[...body.rows].sort(compareRows(head.cellIndex, number, down)));
+  for (const other of head.parentNode.cells) other.removeAttribute("aria-sort");
+  head.setAttribute("aria-sort", down ? "descending" : "ascending");
+}
+
+function makeSortable(table) {
+  for (const head of table.tHead.rows[0].cells) {
+    const button = make("button", { text: head.textContent || "–" });
+    button.type = "button";
+    button.addEventListener("click", () => sortRows(table, head));
+    head.replaceChildren(button);
+  }
+}
+
 // ---- begin ----
 
 function copyCommand() {
@@ -507,6 +538,7 @@ function buildSelect() {
 async function begin() {
   if (one("#copy")) one("#copy").addEventListener("click", copyCommand);
   if (fields.length) buildSelect();
+  all("#tables table").forEach(makeSortable);
   for (const place of all("[data-chart]")) await drawOrSay(place); // from the top, so that the first are there first
   if (fields.length) colourBars(state.colour);
   if (page.budget) buildPlanner();

@@ -12,7 +12,7 @@ from ..selection import _check_scores, _ranked_teams
 from . import charts, colours, numbers, verdict
 from .bench import bench_charts, bench_context
 from .measures import rank_correlation
-from .pieces import Charts
+from .pieces import FONT, Charts
 from .record import decision, dig, has_gates, has_prices, scored, threshold
 
 HERE = Path(__file__).parent
@@ -50,6 +50,7 @@ def render(record: Mapping[str, Any]) -> str:
         record=record,
         charts=drawn.specs,
         numbers=numbers,
+        font=FONT,
         settings=_settings(record),
         light=colours.style_sheet(colours.LIGHT),
         dark=colours.style_sheet(colours.DARK),
@@ -308,7 +309,7 @@ def _settings(record: Mapping[str, Any]) -> list[tuple[str, list[tuple[str, str]
     groups: dict[str, Mapping[str, Any]] = {
         "Run": {key: value for key, value in run.items() if value is not None},
         "Data": {key: value for key, value in task.items() if value is not None},
-        "Method": record.get("settings") or {},
+        "Benchmark" if record["kind"] == "bench" else "Method": record.get("settings") or {},
         "Model": record.get("model_settings") or {},
         "Training": record.get("training") or {},
         "Versions": record.get("versions") or {},

@@ -9,7 +9,12 @@ Spec = dict[str, Any]
 Rows = list[dict[str, Any]]
 
 SCHEMA = "https://vega.github.io/schema/vega-lite/v6.json"
-FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', 'DejaVu Sans', sans-serif"
+# After the system's own font those of Chinese, Japanese and Korean that systems come with.
+FONT = (
+    "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', 'DejaVu Sans', 'Noto Sans', 'PingFang SC', 'Hiragino Sans', "
+    "'Apple SD Gothic Neo', 'Microsoft YaHei', 'Yu Gothic', 'Malgun Gothic', 'Noto Sans CJK SC', 'Noto Sans SC', "
+    "'WenQuanYi Micro Hei', sans-serif"
+)
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,69 @@
+import pytest
+
+pytest.importorskip("typer")
+pytest.importorskip("rich")
+
+from torchleap.cli.show import listed, numbers_by_name
+from torchleap.errors import TorchleapError
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        (None, []),
+        ("", []),
+        (" , ,", []),
+        ("a,b , c", ["a", "b", "c"]),
+        ('"a,b",c', ["a,b", "c"]),
+        ('c, "a,b"', ["c", "a,b"]),
+        ('"a,b" , c', ["a,b", "c"]),
+        ('"she said ""no""",c', ['she said "no"', "c"]),
+        ('5" wide,c', ['5" wide', "c"]),
+        ("it's,c", ["it's", "c"]),
+        ("a b,用户", ["a b", "用户"]),
+    ],
+)
+def test_a_list_is_read_as_csv(given, words):
+    assert listed(given) == words
+
+
+@pytest.mark.parametrize("given", ['"a,b', 'a,"b', '"a,b",c,"', '"'])
+def test_a_quote_that_is_not_closed_is_told(given):
+    with pytest.raises(TorchleapError, match=r'Expected a,b or "a,b",c with every double quote closed, but found ') as told:
+        listed(given)
+    assert str(told.value).endswith(f"{given!r}.")
+
+
+def test_a_line_break_outside_of_quotes_is_told():
+    assert listed('"a\nb",c') == ["a\nb", "c"]
+    with pytest.raises(TorchleapError, match=r"Expected words with commas between them, but found 'a\\nb'"):
+        listed("a\nb")
+
+
+@pytest.mark.parametrize(
+    ("given", "numbers"),
+    [
+        (None, {}),
+        ("a=2.5,b=1", {"a": 2.5, "b": 1.0}),
+        ('"a,b"=2,c=1', {"a,b": 2.0, "c": 1.0}),
+        ('c=1,"a,b=2"', {"c": 1.0, "a,b": 2.0}),
+        ("a=b=3", {"a=b": 3.0}),
+    ],
+)
+def test_numbers_by_name_may_have_commas_in_the_names(given, numbers):
+    assert numbers_by_name(given, "--cost") == numbers
+
+
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        ('"a,b"', "--cost must be NAME=NUMBER,..., but has 'a,b'."),
+        ("a,b=2", "--cost must be NAME=NUMBER,..., but has 'a'."),
+        ("=2", "--cost must be NAME=NUMBER,..., but has '=2'."),
+        ('"a,b=2', "with every double quote closed"),
+    ],
+)
+def test_what_is_no_number_by_name_is_told(given, sentence):
+    with pytest.raises(TorchleapError) as told:
+        numbers_by_name(given, "--cost")
+    assert sentence in str(told.value)
