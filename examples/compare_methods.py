@@ -5,7 +5,6 @@ python examples/compare_methods.py [--methods leap,permutation] [--rows 30000]  
 
 import argparse
 
-import polars as pl
 import torch
 
 import torchleap as tl
@@ -14,17 +13,9 @@ WIDTHS = (1, 8, 32)
 
 
 def known_truth(rows: int, seed: int) -> tuple[tl.data.Task, tl.data.KnownTruth]:
-    """Useful, useless, redundant and constant fields, dense and sparse, as a task: a column of numbers or vectors each."""
+    """Useful, useless, redundant and constant fields, dense and sparse, as a task."""
     truth = tl.data.KnownTruth(widths=WIDTHS, pair_widths=(1,), active=0.05, seed=seed)
-    x, y = truth.draw(rows, seed=0)
-    columns = {"label": pl.Series(y.numpy())}
-    for field in truth.fields:
-        block = x[:, truth.fields.columns(field.name)]
-        vector = pl.Array(pl.Float32, field.width)
-        columns[field.name] = pl.Series(block[:, 0].numpy()) if field.width == 1 else pl.Series(block.numpy(), dtype=vector)
-    frame = pl.DataFrame(columns)
-    kinds = {name: {"kind": "numeric" if truth.fields[name].width == 1 else "vector"} for name in truth.fields.names}
-    return tl.data.read(frame, label="label", columns=kinds, seed=seed), truth
+    return tl.data.known_truth(truth, rows), truth
 
 
 def main() -> None:

@@ -31,6 +31,7 @@ ROOMS = (
     "searching",
     "serving",
     "selecting",
+    "bench",
     "report",
     "cli",
     "__init__",

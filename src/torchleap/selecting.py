@@ -18,7 +18,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from .data.cache import key_of
 from .data.task import Task, TaskColumn
 from .errors import DataError, MetricError, is_number, refuse_settings
 from .fields import Fields
@@ -206,11 +205,10 @@ class _Work:
     def _settings(self) -> dict[str, Any]:
         """What a run must have in common with its checkpoints."""
         task = self.task
-        data = key_of({"rows": task.rows, "roles": task.roles, "columns": [asdict(column) for column in task.columns]})
         found = {
             "model": repr(self.backbone), "method": repr(self.method), **asdict(self.training),
             "time_limit": self.training.time_limit if self.time_limit is None else self.time_limit,
-            "protected": sorted(task.protected), "costs": dict(sorted(task.costs.items())), "data": data,
+            "protected": sorted(task.protected), "costs": dict(sorted(task.costs.items())), "data": task.fingerprint,
         }  # fmt: skip
         plain: dict[str, Any] = json.loads(json.dumps(found))
         return plain
@@ -236,13 +234,7 @@ class _Work:
         if isinstance(self.method, LeAP):
             assert found.model is not None
             return attached(found.model)
-        model = copy.deepcopy(full.model)
-        plugin = attach(model, self.task.fields, at="net", init=100.0, seed=self.seed)
-        batches = self.task.train.batches(min(4096, len(self.task.train)), shuffle=True, seed=self.seed)
-        with torch.no_grad(), plugin.held_out():
-            for _, batch in zip(range(50), batches, strict=False):
-                model(*batch.inputs)  # the gates learn the means
-        return plugin
+        return with_means(copy.deepcopy(full.model), self.task, self.seed)
 
     def _curve(self, plugin: Plugin, selection: Selection) -> dict[str, Any]:
         """The metric on validation rows while fields are masked, the worst first."""
@@ -373,6 +365,16 @@ class _Work:
                 model(*inputs)
                 own.append(1e3 * (time.perf_counter() - started))
         return [statistics.median(own) for own in times]
+
+
+def with_means(model: nn.Module, task: Task, seed: int) -> Plugin:
+    """Open gates before the network of a trained model, which know the means of all fields: ready to mask and to prune."""
+    plugin = attach(model, task.fields, at="net", init=100.0, seed=seed)
+    batches = task.train.batches(min(4096, len(task.train)), shuffle=True, seed=seed)
+    with torch.no_grad(), plugin.held_out():
+        for _, batch in zip(range(50), batches, strict=False):
+            model(*batch.inputs)
+    return plugin
 
 
 def removal_order(selection: Selection) -> list[str]:

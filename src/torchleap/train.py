@@ -41,6 +41,7 @@ class Training:
     Args:
         batch: Rows a step.
         epochs: At most so many.
+        steps: At most so many, whatever the epochs; None is any number.
         patience: Looks at the validation rows without a new best after which it stops.
         look_every: Steps between two looks; None is once an epoch.
         metric: What the best weights are chosen by.
@@ -54,6 +55,7 @@ class Training:
 
     batch: int = 4096
     epochs: int = 100
+    steps: int | None = None
     lr: float = 1e-3
     weight_decay: float = 0.0
     patience: int = 3
@@ -70,7 +72,7 @@ class Training:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        whole = {name: getattr(self, name) for name in ("batch", "epochs", "patience", "look_every", "checkpoint_steps")}
+        whole = {name: getattr(self, name) for name in ("batch", "epochs", "steps", "patience", "look_every", "checkpoint_steps")}
         rules = {
             f"{name} must be a whole number of at least 1, but is {value!r}": value is None or (is_whole(value) and value >= 1)
             for name, value in whole.items()
@@ -144,7 +146,8 @@ class Run:
     @property
     def steps(self) -> int:
         """How many steps there will be at most."""
-        return self.training.epochs * -(-len(self.task.train) // self.training.batch)
+        planned = self.training.epochs * -(-len(self.task.train) // self.training.batch)
+        return min(planned, self.training.steps or planned)
 
 
 def fit(
@@ -241,8 +244,11 @@ class _Loop:
                 if len(batch) > 1:  # a single row, at the end of an epoch, can be neither shuffled nor normalised
                     self._step(batch)
                 end_of_epoch = self.batches.position == len(self.batches)
-                if run.step % training.look_every == 0 if training.look_every else end_of_epoch:
+                last = run.step == run.steps and training.steps is not None
+                if last or (run.step % training.look_every == 0 if training.look_every else end_of_epoch):
                     self._look()
+                if last:
+                    run.stopped = run.stopped or "all steps are done"
                 if run.stopped or self._is_late():
                     break
                 self._save_when_due()

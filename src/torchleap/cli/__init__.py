@@ -26,13 +26,14 @@ HELP = {  # of the groups; a command's own is its docstring
     "": "Find out which input fields a deep ranking model can do without.\n\n"
     "Example: torchleap select clicks.parquet --label click --out result",
     "data": "Look at data, convert it, make some.\n\nExample: torchleap data inspect clicks.csv --label click",
+    "bench": "",  # the group's own command says it
     "make": "Make data whose truth is known.\n\nExample: torchleap data make industrial log.parquet",
 }
 
 
 def commands() -> Commands:
     """All of them, by name."""
-    from . import data, doctor, results, select
+    from . import bench, data, doctor, results, select
 
     return {
         "demo": select.demo,
@@ -41,6 +42,7 @@ def commands() -> Commands:
         "predict": results.predict,
         "export": results.export,
         "compare": results.compare,
+        "bench": {"": bench.bench, "stepwise": bench.bench_stepwise, "roi": bench.bench_roi},
         "data": {"inspect": data.data_inspect, "convert": data.data_convert, "make": {"industrial": data.data_make_industrial}},
         "doctor": doctor.doctor,
     }
@@ -55,10 +57,12 @@ def build_app() -> typer.Typer:
 
 def _group(name: str, commands: Commands) -> typer.Typer:
     plain = {"rich_markup_mode": None, "add_completion": name == "", "pretty_exceptions_enable": False, "no_args_is_help": True}
-    app = typer.Typer(help=HELP[name], **plain)  # type: ignore[arg-type]
+    app = typer.Typer(help=HELP[name] or None, **plain)  # type: ignore[arg-type]
     for word, command in commands.items():
         if isinstance(command, Mapping):
             app.add_typer(_group(word, command), name=word)
+        elif not word:
+            app.callback(invoke_without_command=True, no_args_is_help=True)(command)
         else:
             app.command(word)(command)
     return app

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import DataError
 from .industrial import IndustrialLog, industrial
-from .truth import KnownTruth
+from .truth import KnownTruth, known_truth
 
 if TYPE_CHECKING:
     from .applying import Encoding, save_encoding
@@ -43,6 +43,7 @@ __all__ = [
     "download",
     "industrial",
     "inspect",
+    "known_truth",
     "movielens_1m",
     "read",
     "save_encoding",

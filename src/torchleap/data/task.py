@@ -3,10 +3,11 @@
 import json
 import mmap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 import numpy as np
 import torch
@@ -17,6 +18,7 @@ from ..errors import DataError, FieldError, is_whole, nearest, refuse_settings
 from ..fields import Field, Fields
 from ..selection import Selection
 from ..text import plural, table
+from .cache import key_of
 from .schema import Column
 from .splits import PARTS
 
@@ -160,6 +162,12 @@ class Task:
     def test(self) -> "Rows":
         """The rows to report on."""
         return Rows(self, "test")
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """A short name for what the rows hold: what was learnt of the columns, and all labels."""
+        labels = [crc32(rows.label.numpy().tobytes()) for rows in (self.train, self.valid, self.test)]
+        return key_of({"rows": self.rows, "roles": self.roles, "columns": [asdict(c) for c in self.columns], "labels": labels})
 
     def only(self, names: Iterable[str] | Selection) -> "Task":
         """The same task with fewer input columns; nothing is read or encoded again."""

@@ -2,13 +2,16 @@
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import Generator, Tensor
 
 from ..errors import TorchleapError
 from ..fields import Fields
+
+if TYPE_CHECKING:
+    from .task import Task
 
 Role = Literal["main", "pair", "noise", "redundant", "constant"]
 
@@ -83,6 +86,11 @@ class KnownTruth:
         """The fields that say nothing about the label; redundant ones are neither."""
         return tuple(name for name, role in self.role.items() if role in ("noise", "constant"))
 
+    @property
+    def source(self) -> dict[str, str]:
+        """The useful field that each redundant one is a copy of."""
+        return {name: name.replace("copy", "main_dense") for name, role in self.role.items() if role == "redundant"}
+
     def draw(self, rows: int, seed: int) -> tuple[Tensor, Tensor]:
         """Draw rows: x (rows, D) and labels y (rows,), both float32; another seed gives other rows of the same world."""
         dice = torch.Generator().manual_seed(self.seed * 1_000_003 + seed + 1)
@@ -93,7 +101,7 @@ class KnownTruth:
             if role == "constant":
                 block.fill_(1.0)
             elif role == "redundant":
-                source = x[:, self.fields.columns(name.replace("copy", "main_dense"))]
+                source = x[:, self.fields.columns(self.source[name])]
                 block.normal_(0, self.copy_noise, generator=dice).addmm_(source, self._rotation[name])
             elif "sparse" in name:
                 self._fill_sparse(name, block, dice)
@@ -139,3 +147,18 @@ class KnownTruth:
         _ = self._direction  # drawn first, so that the order of use does not matter
         copies = [f for f in self.fields if self.role[f.name] == "redundant"]
         return {f.name: torch.linalg.qr(torch.randn(f.width, f.width, generator=self._world)).Q for f in copies}
+
+
+def known_truth(truth: KnownTruth, rows: int = 60_000) -> "Task":
+    """Rows of a known truth as a task: a column of numbers or of vectors for each field; the seed of the truth draws them."""
+    import polars as pl
+
+    from .reading import read
+
+    x, y = truth.draw(rows, seed=0)
+    columns = {"label": pl.Series(y.numpy())}
+    for field in truth.fields:
+        block, vector = x[:, truth.fields.columns(field.name)].numpy(), pl.Array(pl.Float32, field.width)
+        columns[field.name] = pl.Series(block[:, 0]) if field.width == 1 else pl.Series(block, dtype=vector)
+    kinds = {field.name: {"kind": "numeric" if field.width == 1 else "vector"} for field in truth.fields}
+    return read(pl.DataFrame(columns), label="label", columns=kinds, seed=truth.seed)

@@ -1,6 +1,7 @@
 """Methods that ask a trained model for gradients: SHARK and SFS."""
 
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -30,6 +31,7 @@ class Shark(Method):
         epochs: At most so many of training between two rounds.
     """
 
+    asks_trained: ClassVar[bool] = True
     signed: bool = False
     rounds: int = 1
     epochs: int = 1
@@ -120,6 +122,7 @@ class Means(nn.Module):
 class SFS(Method):
     """The size of the loss' gradient by a mask on each field, over validation batches."""
 
+    asks_trained: ClassVar[bool] = True
     batches: int = 100
 
     def score(self, search: Search) -> Scores:

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -63,7 +64,13 @@ class Search:
 
 @dataclass(frozen=True)
 class Method:
-    """A way to score fields; each is a frozen dataclass of its settings."""
+    """A way to score fields; each is a frozen dataclass of its settings.
+
+    Attributes:
+        asks_trained: Whether its first training is that of a plain model, which it then asks; another method's can serve.
+    """
+
+    asks_trained: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         check_types(self)

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -41,6 +42,7 @@ class Permutation(Method):
         metric: What falls; the log loss rises instead.
     """
 
+    asks_trained: ClassVar[bool] = True
     repeats: int = 3
     share: float = 1.0
     metric: Metric = "auc"

@@ -1,0 +1,32 @@
+"""The benchmark: methods compared under one protocol, with a store of finished trials; the paper's three tables."""
+
+from .grid import Grid
+from .recording import record_of
+from .roi import Prunings, Roi, roi
+from .running import Runner, Standing
+from .search_retrain import SearchRetrain, search_retrain
+from .sets import DataSet, Recipe, file_recipe, industrial_recipe
+from .stepwise import Stepwise, stepwise
+from .store import Store
+from .tables import Table, write_tables
+
+__all__ = [
+    "DataSet",
+    "Grid",
+    "Prunings",
+    "Recipe",
+    "Roi",
+    "Runner",
+    "SearchRetrain",
+    "Standing",
+    "Stepwise",
+    "Store",
+    "Table",
+    "file_recipe",
+    "industrial_recipe",
+    "record_of",
+    "roi",
+    "search_retrain",
+    "stepwise",
+    "write_tables",
+]

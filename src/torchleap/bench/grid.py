@@ -1,0 +1,145 @@
+"""The grid of a benchmark: which data sets, methods, backbones, shares and seeds; from Python, options or a TOML file."""
+
+import os
+import tomllib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any
+
+from ..errors import TorchleapError, is_number, is_whole, nearest, refuse_settings
+from ..methods import METHODS, Method, Permutation
+from ..methods import named as method_named
+from ..models import MODELS, Backbone, benchmark
+from ..settings import with_settings
+from ..train import Training
+from . import sets
+from .sets import DataSet, Recipe
+
+PUBLISHED = ("none", "lasso", "xgboost", "forest", "shark", "lpfs", "sfs", "autofield", "leap_base", "leap")  # the paper's rows
+ALSO: dict[str, Method] = {
+    "permutation_sample": Permutation(share=0.1)
+}  # of the validation rows: 1 % of all, as the paper has it
+REFERENCE = "none"  # all fields: not searched for
+
+
+@dataclass(frozen=True)
+class Grid:
+    """What to compare, by the names under which it appears in tables.
+
+    Args:
+        data: How to get each data set.
+        methods: By name; the first one called "leap", or the first, is what the others are compared with.
+        models: Backbones by name.
+        shares: Of the fields that are kept.
+        search_seeds: Seeds 0, 1, ... of each search, and likewise retrain_seeds.
+        training: Settings of all trainings by name; the batch is the data set's own if left out.
+    """
+
+    data: tuple[Recipe, ...]
+    methods: Mapping[str, Method]
+    models: Mapping[str, Backbone]
+    shares: tuple[float, ...] = (0.5, 0.25)
+    search_seeds: int = 2
+    retrain_seeds: int = 2
+    training: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        whole = {"search_seeds": self.search_seeds, "retrain_seeds": self.retrain_seeds}
+        rules = {f"{n} must be a whole number of at least 1, but is {v!r}": is_whole(v) and v >= 1 for n, v in whole.items()}
+        for share in self.shares:
+            rules[f"a share must be above 0 and up to 1, but is {share!r}"] = is_number(share) and 0 < share <= 1
+        for name in ("data", "methods", "models", "shares"):
+            rules[f"expected at least one of {name}, but found none"] = bool(getattr(self, name))
+        rules["expected a name for each data set, but found one twice"] = len({r.name for r in self.data}) == len(self.data)
+        refuse_settings(rules)
+        self.training_for(None, 0)
+
+    @classmethod
+    def of(
+        cls,
+        data: Iterable[str | Recipe],
+        methods: str | Sequence[str] = "all",
+        models: str | Sequence[str] = ("wide_deep",),
+        **settings: Any,
+    ) -> "Grid":
+        """A grid by names: "all" are all methods or backbones, "paper" the methods of the paper's table."""
+        return cls(_recipes(data), _methods(methods), _models(models), **settings)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> "Grid":
+        """Read a TOML file; an unknown key is refused with the nearest known one.
+
+        `data`, `methods` and `models` are lists of names; tables `[set.NAME]`, `[method.NAME]` and `[model.NAME]` add ones with
+        settings of their own, where "none" stands for None; `[training]` holds settings of the training.
+        """
+        try:
+            content = tomllib.loads(Path(path).read_text(encoding="utf-8"))
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+            raise TorchleapError(f"{path} is no TOML: {error}.") from error
+        known = [entry.name for entry in fields(cls)] + ["set", "method", "model"]
+        for key in content:
+            if key not in known:
+                raise TorchleapError(f"{path} has an unknown key {key!r}. {nearest(key, known)}")
+        own = {name: _tables(path, name, content.pop(name, {})) for name in ("set", "method", "model")}
+        given: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in content.items()}
+        data, methods, models = (given.pop(name, None) for name in ("data", "methods", "models"))
+        own_data = tuple(sets.described(name, table) for name, table in own["set"].items())
+        own_methods = {name: method_named(*_named(name, table)) for name, table in own["method"].items()}
+        own_models = {name: with_settings(benchmark(kind), table) for name, (kind, table) in _all_named(own["model"])}
+        return cls(
+            data=_recipes(data or ()) + own_data,
+            methods={**_methods(methods or (() if own_methods else "all")), **own_methods},
+            models={**_models(models or (() if own_models else "wide_deep")), **own_models},
+            **given,
+        )
+
+    def training_for(self, data: DataSet | None, seed: int) -> Training:
+        """The settings of a training on a data set; GAUC chooses the best weights where rows have groups."""
+        usual = {} if data is None else {"batch": data.batch, "metric": "auc" if data.task.roles.get("group") is None else "gauc"}
+        return replace(with_settings(Training(), {**usual, **self.training}), seed=seed)
+
+    @property
+    def leap(self) -> str:
+        """The method that the others are compared with."""
+        return "leap" if "leap" in self.methods else next(iter(self.methods))
+
+
+def _recipes(data: Iterable[str | Recipe]) -> tuple[Recipe, ...]:
+    return tuple(found for one in data for found in ([one] if isinstance(one, Recipe) else sets.named(one)))
+
+
+def _methods(given: str | Sequence[str]) -> dict[str, Method]:
+    return {
+        name: ALSO.get(name) or method_named(name) for name in _words(given, {"all": list(METHODS), "paper": list(PUBLISHED)})
+    }
+
+
+def _models(given: str | Sequence[str]) -> dict[str, Backbone]:
+    return {name: benchmark(name) for name in _words(given, {"all": list(MODELS)})}
+
+
+def _words(given: str | Sequence[str], groups: Mapping[str, list[str]]) -> list[str]:
+    words = [given] if isinstance(given, str) else given
+    return list(dict.fromkeys(name for word in words for name in groups.get(word, [word])))
+
+
+def _tables(path: str | os.PathLike[str], name: str, content: Any) -> dict[str, dict[str, Any]]:
+    if not isinstance(content, Mapping) or not all(isinstance(table, Mapping) for table in content.values()):
+        raise TorchleapError(f"{path}: expected tables [{name}.SOME_NAME], but found {name} = {content!r}.")
+    return {key: {k: _value(v) for k, v in table.items()} for key, table in content.items()}
+
+
+def _value(value: Any) -> Any:
+    """TOML has no None, and no tuples."""
+    return None if value == "none" else tuple(value) if isinstance(value, list) else value
+
+
+def _named(name: str, table: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+    """What a table is of, and its settings: `is = "leap"`, else its own name."""
+    settings = dict(table)
+    return str(settings.pop("is", name)), settings
+
+
+def _all_named(tables: Mapping[str, Mapping[str, Any]]) -> list[tuple[str, tuple[str, dict[str, Any]]]]:
+    return [(name, _named(name, table)) for name, table in tables.items()]
