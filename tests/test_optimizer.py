@@ -136,3 +136,57 @@ def test_bad_settings_are_told_at_once():
         GateOptimizer(LeAP({"a": 1}), lr=0, strength=-1, betas=(1.0, 0.9), eps=-1, bound=0)
     for name in ("lr", "strength", "betas", "eps", "bound"):
         assert f"{name} must" in str(error.value)
+
+
+@given(
+    st.lists(st.tuples(GRADIENTS, GRADIENTS), min_size=1, max_size=8),
+    st.floats(0, 2),
+    st.floats(0, 1),
+    st.floats(1e-3, 0.5),
+)
+def test_optimism_equals_its_definition(pairs, optimism, strength, lr):
+    gates = LeAP({"a": 1}).double()
+    optimizer = GateOptimizer(gates, lr=lr, strength=strength, optimism=optimism)
+    theta, m, v = 1.0, 0.0, 0.0
+    for step, (held_out, train) in enumerate(pairs, 1):
+        gates.theta.grad = torch.tensor([held_out], dtype=torch.float64)
+        gates.train_gradient = torch.tensor([train], dtype=torch.float64)
+        optimizer.step()
+        m = 0.9 * m + 0.1 * (held_out + optimism * (held_out - train))
+        v = 0.99 * v + 0.01 * (held_out**2 + (optimism * train) ** 2)
+        spread = math.sqrt(v / (1 - 0.99**step))
+        signal = m / (1 - 0.9**step) / spread if spread else 0.0
+        theta = min(1.5, max(-1.5, theta - lr * (signal + strength)))
+    assert float(gates.theta.detach()) == pytest.approx(theta, rel=1e-6, abs=1e-6)
+
+
+def test_a_field_that_is_memorised_closes_one_that_generalises_stays():
+    gates = LeAP({"memorised": 1, "honest": 1, "gone": 1})
+    optimizer = GateOptimizer(gates, lr=0.01, optimism=0.25)
+    dice = torch.Generator().manual_seed(0)
+    for _ in range(600):
+        noise, other = torch.randn(3, generator=dice), torch.randn(3, generator=dice)
+        gates.theta.grad = noise - torch.tensor([1.0, 1.0, 0.0])
+        gates.theta.grad[2] = 0.0  # the held-out rows do not have this field
+        gates.train_gradient = other - torch.tensor([6.0, 1.0, 0.0])
+        optimizer.step()
+    memorised, honest, gone = gates.scores().values()
+    assert (memorised < 0.05, honest > 0.95, gone < 0.05) == (True, True, True)
+
+
+def test_optimism_without_held_out_rows_changes_nothing():
+    paths = []
+    for optimism in (0.0, 1.0):
+        gates = LeAP({"a": 1})
+        optimizer = GateOptimizer(gates, lr=0.01, optimism=optimism)
+        dice = torch.Generator().manual_seed(0)
+        for _ in range(20):
+            gates.theta.grad = torch.randn(1, generator=dice)
+            optimizer.step()
+        paths.append(float(gates.theta.detach()))
+    assert paths[0] == paths[1]
+
+
+def test_optimism_below_zero_is_refused():
+    with pytest.raises(TorchleapError, match="optimism must be at least 0"):
+        GateOptimizer(LeAP({"a": 1}), optimism=-0.1)

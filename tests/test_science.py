@@ -1,5 +1,7 @@
 """The science, on data whose truth is known: a few seeds, some seconds each."""
 
+import numpy as np
+import polars as pl
 import pytest
 import torch
 from torch import nn
@@ -112,3 +114,29 @@ def test_a_field_whose_signal_appears_late_is_lost_but_for_warm_up_or_floor(seed
     assert late_signal(seed) < 0.1
     assert late_signal(seed, warmup=700, steps=1200) > 0.9
     assert late_signal(seed, floor=0.05) > 0.9
+
+
+def visits(rows=24_000):
+    """Users with tastes and items with qualities; a visit is a few rows of one user, and says no more than the user does."""
+    dice = np.random.default_rng(0)
+    user, item = dice.integers(0, 200, rows), dice.integers(0, 100, rows)
+    visit = user * 1000 + dice.integers(0, rows // 200 // 2, rows)
+    log_odds = dice.normal(size=200)[user] + dice.normal(size=100)[item]
+    click = (dice.random(rows) < 1 / (1 + np.exp(-log_odds))).astype(np.int8)
+    frame = pl.DataFrame({"click": click, "user": user, "item": item, "visit": visit, "hour": dice.integers(0, 24, rows)})
+    kinds = {name: {"kind": "categorical", "width": 8} for name in ("user", "item", "visit", "hour")}
+    return tl.data.read(frame, label="click", columns=kinds, min_count=1, split="random")
+
+
+def test_a_memorised_field_settles_half_open_unless_optimism_counts():
+    task, training = visits(), tl.Training(batch=128, epochs=20, lr=3e-3)
+    found = {}
+    for optimism in (0.0, 0.25):
+        method = tl.methods.LeAP(optimism=optimism, lr=3e-3)
+        found[optimism] = tl.search(task, model=tl.models.benchmark("mlp"), method=method, training=training, seed=0)
+    without, counted = (found[optimism].scores for optimism in (0.0, 0.25))
+    assert 0.1 < without["visit"] < 0.5
+    assert counted["visit"] < 0.05
+    assert min(counted["user"], counted["item"]) > 0.8
+    auc = {optimism: result.history[-1]["valid_auc"] for optimism, result in found.items()}
+    assert auc[0.25] > auc[0.0] + 0.005

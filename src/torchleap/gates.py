@@ -101,6 +101,7 @@ class LeAP(nn.Module):
         self.fields: Fields | None = None
         self.arriving: Fields | None = None  # the same, but not split into dimensions
         self.passed: dict[str, Any] = {}  # with several sites: what each received and returned in this pass
+        self.train_gradient: Tensor | None = None  # of theta, within Plugin.held_out(): what train rows said before
         self._protects = False  # whether any field is protected
         self._mask: Tensor | None = None  # (D,) bool, set by masked()
         self.theta = nn.Parameter(torch.empty(0, dtype=torch.promote_types(torch.get_default_dtype(), torch.float32)))

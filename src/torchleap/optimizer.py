@@ -21,6 +21,9 @@ class GateOptimizer(Optimizer):
 
     Args:
         strength: The closing pressure, kappa; 0 never closes a gate on purpose, 1 closes nearly all.
+        optimism: How much it counts against a field that it helps on train rows more than on held-out rows. Such a field is
+            memorised: its gate would settle half open, while the model would be better off without it. Needs steps within
+            `Plugin.held_out()`, right after the gates' gradient on train rows, of the same loss in the same scale.
         bound: theta stays within +-bound, so that an open or closed gate can still turn.
     """
 
@@ -30,6 +33,7 @@ class GateOptimizer(Optimizer):
         *,
         lr: float = 2e-3,
         strength: float = 0.4,
+        optimism: float = 0.0,
         betas: tuple[float, float] = (0.9, 0.99),
         eps: float = 1e-20,
         bound: float = 1.5,
@@ -38,13 +42,14 @@ class GateOptimizer(Optimizer):
             {
                 f"lr must be above 0, but is {lr}": lr > 0,
                 f"strength must be at least 0, but is {strength}": strength >= 0,
+                f"optimism must be at least 0, but is {optimism}": optimism >= 0,
                 f"betas must lie in [0, 1), but are {betas}": all(0 <= beta < 1 for beta in betas),
                 f"eps must be at least 0, but is {eps}": eps >= 0,
                 f"bound must be above 0, but is {bound}": bound > 0,
             }
         )
         self._gates = gates
-        defaults = {"lr": lr, "strength": strength, "betas": betas, "eps": eps, "bound": bound}
+        defaults = {"lr": lr, "strength": strength, "optimism": optimism, "betas": betas, "eps": eps, "bound": bound}
         super().__init__([gates.theta], defaults)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
@@ -83,8 +88,13 @@ class GateOptimizer(Optimizer):
             state["exp_avg_sq"] = torch.zeros_like(theta)
         beta1, beta2 = group["betas"]
         state["step"] += 1
-        state["exp_avg"].lerp_(gradient, 1 - beta1)
-        state["exp_avg_sq"].lerp_(gradient.square(), 1 - beta2)
+        # NOTE[PAPER] Ours: what a gate gains on train rows beyond held-out rows is memorised, and counts against it.
+        on_train, share = self._gates.train_gradient, group["optimism"]
+        if on_train is None:
+            on_train, share = gradient, 0.0
+        state["exp_avg"].lerp_(gradient + share * (gradient - on_train), 1 - beta1)
+        # the train rows' part is all the noise there is of a field that held-out rows do not have
+        state["exp_avg_sq"].lerp_(gradient.square() + (share * on_train).square(), 1 - beta2)
         first = state["exp_avg"] / (1 - beta1 ** state["step"])
         second = state["exp_avg_sq"] / (1 - beta2 ** state["step"])
         # NOTE[PAPER] Ours: the paper's penalty goes through Adam with the task's gradient and needs a weight for each data set.

@@ -147,14 +147,16 @@ class Plugin:
         """All parameters of the model but the gates."""
         return [p for p in self.model.parameters() if p is not self.gates.theta]
 
-    def optimizer(self, strength: float = 0.4, lr: float = 2e-3) -> GateOptimizer:
+    def optimizer(self, strength: float = 0.4, lr: float = 2e-3, optimism: float = 0.0) -> GateOptimizer:
         """An optimizer over the gates alone, whose closing pressure takes the place of `penalty()`.
 
         Args:
             strength: How strongly gates are pushed shut, without units: one value is meant to serve every data set. A useless
                 field's gate closes after about `init / (lr * strength)` steps.
+            optimism: How much memorised train rows count against a field, where gates learn from held-out rows; see
+                `GateOptimizer`.
         """
-        return GateOptimizer(self.gates, lr=lr, strength=strength)
+        return GateOptimizer(self.gates, lr=lr, strength=strength, optimism=optimism)
 
     @contextmanager
     def held_out(self) -> Iterator[None]:
@@ -162,7 +164,8 @@ class Plugin:
 
         Dropout is off, batch norm uses and keeps its running statistics, no other parameter receives a gradient, and
         gradients collected before are set aside: whatever optimizer steps in here, of the model only the gates move. Step within
-        the context: what the gates have learnt from train rows before it, and what is not stepped in it, is dropped.
+        the context: what is not stepped in it is dropped. The gates' gradient on the train rows before it moves no gate; a
+        `GateOptimizer` with `optimism` compares it with that on the rows in here.
 
             with plugin.held_out():
                 (criterion(model(x), y) + plugin.penalty()).backward()
@@ -173,7 +176,7 @@ class Plugin:
         for module in modes:
             vars(module)["training"] = False  # nn.Module's own way takes as long as a small layer
         vars(self.gates)["training"] = True
-        self.gates.theta.grad = None
+        self.gates.train_gradient, self.gates.theta.grad = self.gates.theta.grad, None
         version, before = self.gates.theta._version, self.gates.theta.detach().clone()
         for parameter in others:
             parameter.requires_grad_(False)
@@ -185,7 +188,7 @@ class Plugin:
             if self.gates.theta.grad is not None and unmoved:
                 warnings.warn("held_out() ends with a gradient on the gates, but no step: call step() within it.", stacklevel=3)
         finally:
-            self.gates.theta.grad = None
+            self.gates.train_gradient = self.gates.theta.grad = None
             for parameter, (wanted, gradient) in others.items():
                 parameter.requires_grad_(wanted)
                 parameter.grad = gradient

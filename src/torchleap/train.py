@@ -106,6 +106,10 @@ class Hook:
     def after_look(self, run: "Run", record: dict[str, float]) -> None:
         """Called after each look at the validation rows, with what was found."""
 
+    def settled(self, run: "Run") -> bool:
+        """Whether training may end when the metric no longer rises; asked after such a look."""
+        return True
+
     def at_end(self, run: "Run") -> None:
         """Called after the last step, before the best weights are put back."""
 
@@ -316,7 +320,7 @@ class _Loop:
         if score > run.best_metric or not run.best:
             run.best_metric, run.looks_since = score, 0
             run.best = {name: tensor.detach().clone() for name, tensor in run.model.state_dict().items()}
-        elif run.looks_since >= run.training.patience:
+        elif run.looks_since >= run.training.patience and all(hook.settled(run) for hook in self.hooks):
             run.stopped = f"{run.training.metric} did not get better in {run.training.patience} looks"
 
     def _is_late(self) -> bool:

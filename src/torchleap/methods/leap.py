@@ -12,6 +12,9 @@ from ..settings import Divergence
 from ..train import Hook, Run
 from .base import Method, Scores, Search, valid_batches, without_end
 
+BY_MEAN = 0.01  # of a score is the mean gate over the looks: closed gates are all the same number
+WAY = 1.6  # of theta from its start to a closed gate, 0.05
+
 
 @dataclass(frozen=True)
 class LeAP(Method):
@@ -19,7 +22,10 @@ class LeAP(Method):
 
     Args:
         strength: Closing pressure without units, see `GateOptimizer`; None is the paper's penalty with weight `alpha`.
-        lr: Of the gates; None lets a useless one close within two or three epochs, whatever the number of steps.
+        optimism: How much it counts against a field that it helps on train rows more than on validation rows, see
+            `GateOptimizer`; for `gates_on="valid"` with a strength.
+        lr: Of the gates; None is 1e-3, which gives the model some thousand steps to learn what a field is for before a useless
+            one is closed, or more if there are few steps: a useless gate then closes half way.
         gates_on: "valid" takes a step of the gates on validation rows after each of the model's, as the released code does; over
             several epochs, gates that learn from train rows keep what helps the model memorise. "train" learns from the same
             batch as the model: for a stream that is seen once.
@@ -28,6 +34,7 @@ class LeAP(Method):
 
     strength: float | None = 0.4
     alpha: float = 1e-3
+    optimism: float = 0.25
     lr: float | None = None
     gates_on: Literal["valid", "train"] = "valid"
     divergence: Divergence = "rms"
@@ -69,6 +76,12 @@ def steps_of(search: Search) -> int:
     return -(-len(search.task.train) // search.training.batch)
 
 
+def planned_steps(search: Search) -> int:
+    """Steps of the whole training, at most."""
+    steps = search.training.epochs * steps_of(search)
+    return min(steps, search.training.steps or steps)
+
+
 class GateSteps(Hook):
     """Trains the gates beside the model."""
 
@@ -76,18 +89,16 @@ class GateSteps(Hook):
         self.plugin = plugin
         self.method = method
         self.optimizer: torch.optim.Optimizer
-        lr = method.lr or self._lr(steps_of(search), 1.0 if method.strength is None else method.strength)
+        pressure = 1.0 if method.strength is None else max(method.strength, 0.1)  # Adam makes a step of any price
+        lr = method.lr or min(2e-2, max(1e-3, 2 * WAY / (pressure * planned_steps(search))))
         if method.strength is None:
             self.optimizer = torch.optim.Adam([plugin.gates.theta], lr=lr, fused=True)
         else:
-            self.optimizer = plugin.optimizer(strength=method.strength, lr=lr)
+            self.optimizer = plugin.optimizer(strength=method.strength, lr=lr, optimism=method.optimism)
+        self.closing = WAY / (lr * pressure)
         self.batches = valid_batches(search)
         self.valid = without_end(self.batches)
         self.scores: Scores = {}
-
-    def _lr(self, steps: int, pressure: float) -> float:
-        """A useless gate falls by lr * pressure a step, and has to fall by 1."""
-        return min(2e-2, max(5e-4, 1 / (2 * steps * max(pressure, 0.1))))
 
     def own_parameters(self) -> list[nn.Parameter]:
         """The gates."""
@@ -117,9 +128,16 @@ class GateSteps(Hook):
         """Remember the gates."""
         record.update({f"gate_{name}": score for name, score in self.plugin.scores().items()})
 
+    def settled(self, run: Run) -> bool:
+        """Whether a useless gate has had the time to close: the metric may stand still while it is on its way."""
+        return run.step >= self.closing
+
     def at_end(self, run: Run) -> None:
-        """The gates as they are at last, not at the model's best look."""
-        self.scores = self.plugin.scores()
+        """The gates as they are at last, not at the model's best look; of closed ones, the last to close comes first."""
+        last = self.plugin.scores()
+        looks = [record for record in run.history if f"gate_{next(iter(last))}" in record]
+        mean = {name: sum(look[f"gate_{name}"] for look in looks) / max(1, len(looks)) for name in last}
+        self.scores = {name: (1 - BY_MEAN) * gate + BY_MEAN * mean[name] for name, gate in last.items()}
 
     def state_dict(self) -> dict[str, Any]:
         """The optimizer of the gates, and the place among the validation rows."""
