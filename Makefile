@@ -6,7 +6,7 @@ READY := $(VENV)/.ready
 KERNEL := $(wildcard src/torchleap/mix/kernel* src/torchleap/data/codes.c src/torchleap/lazy_adam.c src/torchleap/mix/build.py)
 TRITON := .venv-triton
 
-.PHONY: help setup demo test test-triton lint format type bench picture clean
+.PHONY: help setup demo test test-triton lint format type bench bench-quick picture clean
 
 help:
 	@echo "make demo     the whole story on a made log of which the truth is known, with a report (about a minute)"
@@ -15,6 +15,7 @@ help:
 	@echo "make lint     ruff: check and format check"
 	@echo "make type     mypy --strict on src"
 	@echo "make bench    what LeAP costs a training step, as ratios, and the speed of memory (four minutes)"
+	@echo "make bench-quick  the paper's three tables in small, on made data (some minutes)"
 	@echo "make picture  draw the README's picture anew"
 
 setup: $(READY)
@@ -66,6 +67,12 @@ type: $(READY)
 bench: $(READY)
 	$(RUN) benchmarks/overhead.py --quick
 	$(RUN) benchmarks/roofline.py --repeats 7
+
+# The store in bench-quick/ is kept: a second call only prints. Remove the folder to run anew.
+bench-quick: $(READY)
+	$(RUN) -m torchleap.cli bench --grid benchmarks/grids/quick.toml --out bench-quick/table1
+	$(RUN) -m torchleap.cli bench stepwise --grid benchmarks/grids/quick-stepwise.toml --out bench-quick/table2
+	$(RUN) -m torchleap.cli bench roi --rows 40000 --fields 64 --dims 1000 --epochs 6 --steps 30 --seeds 2 --out bench-quick/table3
 
 picture: $(READY)
 	$(RUN) examples/demo.py --picture docs/images/gates.png

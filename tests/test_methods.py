@@ -149,7 +149,7 @@ def test_a_search_that_is_resumed_ends_with_the_same_gates(task, tmp_path):
     def start(*extra, path):
         search = Search(task, models.benchmark("wide_deep"), settings)
         model = search.model()
-        hook = GateSteps(tl.attach(model, task.fields, at="net", seed=0), methods.LeAP(), search)
+        hook = GateSteps(tl.attach(model, task.fields, at="net", seed=0), methods.LeAP(), search, on_train=False)
         fit(model, task, settings, hooks=[hook, *extra], checkpoint=path)
         return hook.scores
 

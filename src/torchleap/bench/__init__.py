@@ -3,7 +3,7 @@
 from .grid import Grid
 from .recording import record_of
 from .roi import Prunings, Roi, roi
-from .running import Runner, Standing
+from .running import Runner, Standing, cores
 from .search_retrain import SearchRetrain, search_retrain
 from .sets import DataSet, Recipe, file_recipe, industrial_recipe
 from .stepwise import Stepwise, stepwise
@@ -22,6 +22,7 @@ __all__ = [
     "Stepwise",
     "Store",
     "Table",
+    "cores",
     "file_recipe",
     "industrial_recipe",
     "record_of",

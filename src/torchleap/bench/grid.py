@@ -52,6 +52,9 @@ class Grid:
         for name in ("data", "methods", "models", "shares"):
             rules[f"expected at least one of {name}, but found none"] = bool(getattr(self, name))
         rules["expected a name for each data set, but found one twice"] = len({r.name for r in self.data}) == len(self.data)
+        rules["the seeds of trainings are counted by search_seeds and retrain_seeds: leave out seed"] = (
+            "seed" not in self.training
+        )
         refuse_settings(rules)
         self.training_for(None, 0)
 
@@ -82,7 +85,9 @@ class Grid:
             if key not in known:
                 raise TorchleapError(f"{path} has an unknown key {key!r}. {nearest(key, known)}")
         own = {name: _tables(path, name, content.pop(name, {})) for name in ("set", "method", "model")}
-        given: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in content.items()}
+        training = _tables(path, "training", {"training": content.pop("training", {})})["training"]
+        lists = ("data", "methods", "models", "shares")
+        given: dict[str, Any] = {key: _listed(path, key, value) if key in lists else value for key, value in content.items()}
         data, methods, models = (given.pop(name, None) for name in ("data", "methods", "models"))
         own_data = tuple(sets.described(name, table) for name, table in own["set"].items())
         own_methods = {name: method_named(*_named(name, table)) for name, table in own["method"].items()}
@@ -91,6 +96,7 @@ class Grid:
             data=_recipes(data or ()) + own_data,
             methods={**_methods(methods or (() if own_methods else "all")), **own_methods},
             models={**_models(models or (() if own_models else "wide_deep")), **own_models},
+            training=training,
             **given,
         )
 
@@ -126,8 +132,18 @@ def _words(given: str | Sequence[str], groups: Mapping[str, list[str]]) -> list[
 
 def _tables(path: str | os.PathLike[str], name: str, content: Any) -> dict[str, dict[str, Any]]:
     if not isinstance(content, Mapping) or not all(isinstance(table, Mapping) for table in content.values()):
-        raise TorchleapError(f"{path}: expected tables [{name}.SOME_NAME], but found {name} = {content!r}.")
+        wanted = "a table [training]" if name == "training" else f"tables [{name}.SOME_NAME]"
+        raise TorchleapError(f"{path}: expected {wanted}, but found {name} = {content!r}.")
     return {key: {k: _value(v) for k, v in table.items()} for key, table in content.items()}
+
+
+def _listed(path: str | os.PathLike[str], key: str, value: Any) -> tuple[Any, ...]:
+    """The words or numbers of a list; a word may stand alone."""
+    words, kind = [value] if isinstance(value, str) else value, (int, float) if key == "shares" else str
+    if not isinstance(words, list) or not all(isinstance(word, kind) for word in words):
+        wanted = "numbers" if key == "shares" else "names"
+        raise TorchleapError(f"{path}: expected a list of {wanted}, {key} = [...], but found {key} = {value!r}.")
+    return tuple(words)
 
 
 def _value(value: Any) -> Any:

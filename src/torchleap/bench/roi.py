@@ -2,6 +2,7 @@
 
 import copy
 import fcntl
+import math
 import os
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
@@ -13,6 +14,7 @@ from typing import Any, Literal
 from torch import nn
 
 from ..data.cache import key_of
+from ..errors import TorchleapError, is_number, is_whole, refuse_settings
 from ..plugin import Plugin
 from ..searching import RetrainResult, retrain
 from ..selecting import with_means
@@ -42,6 +44,13 @@ class Prunings:
     shares: tuple[float, ...] = PRUNED
     steps: int = 50
     rate: float = 0.3
+
+    def __post_init__(self) -> None:
+        rules = {f"a share must be at least 0 and below 1, but is {s!r}": is_number(s) and 0 <= s < 1 for s in self.shares}
+        rules["expected at least one share to prune, but found none"] = bool(self.shares)
+        rules[f"steps must be a whole number of at least 0, but is {self.steps!r}"] = is_whole(self.steps) and self.steps >= 0
+        rules[f"rate must be a number above 0, but is {self.rate!r}"] = is_number(self.rate) and 0 < self.rate < math.inf
+        refuse_settings(rules)
 
 
 class _Full:
@@ -148,7 +157,7 @@ class Roi:
     model: str
     metric: str
     prunings: Prunings
-    full: tuple[dict[str, Any], ...]  # by seed
+    full: Mapping[int, dict[str, Any]]  # by seed
     methods: Mapping[str, Mapping[int, dict[str, Any]]]  # by method and seed
 
     def differences(self, stage: Stage) -> dict[str, list[Mean]]:
@@ -179,7 +188,7 @@ class Roi:
             for place, share in enumerate(self.prunings.shares)
         ]
         after = "without fine-tuning" if stage == "pruned" else f"after {self.prunings.steps} steps of fine-tuning"
-        level = mean_of([Sample(str(seed), full[stage][self.metric]) for seed, full in enumerate(self.full)])
+        level = mean_of([Sample(str(seed), full[stage][self.metric]) for seed, full in self.full.items()])
         title = f"{self.metric.upper()} difference by share of dimensions pruned, {after}: {self.data.name}, {self.model}"
         notes = (
             f"All fields: {level.value:.4f}; {dims:,} dimensions, {len(self.data.task.fields)} fields.",
@@ -193,7 +202,7 @@ class Roi:
         for method, results in self.methods.items():
             seconds = mean_of([Sample(str(seed), result["seconds"]) for seed, result in results.items()])
             rows.append((method, f"{seconds.value:.0f}"))
-        plain = sum(full["seconds"] for full in self.full) / len(self.full)
+        plain = sum(full["seconds"] for full in self.full.values()) / len(self.full)
         notes = (f"With the training of the model that a method asks or gates; plain training takes {plain:.0f} s.",)
         return Table(f"Seconds of a search: {self.data.name}, {self.model}", ("method", "seconds"), tuple(rows), notes)
 
@@ -210,7 +219,7 @@ class Roi:
                     {
                         "name": method,
                         "points": [
-                            [100 * share, mean.value, mean.low, mean.high]
+                            [100 * share, mean.value, *((None, None) if mean.runs == 1 else (mean.low, mean.high))]
                             for share, mean in zip(self.prunings.shares, means, strict=True)
                         ],
                     }
@@ -242,13 +251,15 @@ def roi(grid: Grid, runner: Runner, prunings: Prunings) -> list[Roi]:
     for recipe in grid.data:
         data = runner.data(recipe)
         for model in grid.models:
+            full_here = {s: w for (name, b, s), w in wholes.items() if (name, b) == (recipe.name, model) and w is not None}
+            if not full_here:
+                raise TorchleapError(f"No model of all fields could be trained: {next(iter(runner.failures.values()))}")
             methods: dict[str, dict[int, dict[str, Any]]] = defaultdict(dict)
             for (own_data, own_model, chosen, seed), result in found.items():
-                if (own_data, own_model) == (recipe.name, model) and result is not None:
+                if (own_data, own_model) == (recipe.name, model) and seed in full_here and result is not None:
                     methods[chosen][seed] = result
-            wholes_here = tuple(w for (name, b, _), w in wholes.items() if (name, b) == (recipe.name, model) and w is not None)
             metric = "auc" if data.task.roles.get("group") is None else "gauc"
-            outcomes.append(Roi(grid, data, model, metric, prunings, wholes_here, methods))
+            outcomes.append(Roi(grid, data, model, metric, prunings, full_here, methods))
     return outcomes
 
 

@@ -1,9 +1,11 @@
 """The runner: trials in one process or several, each done once, its result kept in the store."""
 
+import json
 import multiprocessing
 import os
 import shutil
 import statistics
+import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -11,6 +13,7 @@ from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
+from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -76,7 +79,7 @@ class Runner:
             )
         self.folder, self.jobs, self.threads = Path(folder), jobs, threads
         self.store = Store(self.folder / STORE)
-        self.failures: dict[str, str] = {}  # why, by the title of the trial
+        self.failures: dict[str, str] = {}  # which and why, by the key of the trial: two may have the same title
         self._sets, self._tell, self._reading = sets, tell, reading
         self._data: dict[str, DataSet] = {}
         self._seconds: dict[type[Trial], list[float]] = defaultdict(list)  # of the trials of this run, by kind
@@ -99,6 +102,8 @@ class Runner:
         """
         keys = [self.key(trial) for trial in trials]
         missing = {key: trial for key, trial in zip(keys, trials, strict=True) if key not in self.store}
+        for key in set(keys) - set(missing):  # a kill may have come between the result and the removal of the state
+            shutil.rmtree(self.folder / STATE / key, ignore_errors=True)
         if missing:
             with self.store.writing():
                 missing = {
@@ -114,8 +119,9 @@ class Runner:
         for key, outcome in (self._here if self.jobs == 1 else self._in_processes)(missing, states):
             trial = left.pop(key)
             if outcome.result is None:
-                self.failures[trial.title] = outcome.problem
+                self.failures[key] = f"{trial.title}: {outcome.problem}"
             else:
+                self.failures.pop(key, None)
                 self._seconds[type(trial)].append(outcome.seconds)
                 settings = trial.settings(self.data(trial.data), self.threads)
                 finished = datetime.now().isoformat(timespec="seconds")
@@ -151,10 +157,14 @@ class Runner:
                 min(self.jobs, len(trials)), mp_context=context, initializer=_prepare, initargs=(self.threads,)
             )
             try:
-                waiting = {pool.submit(_attempt_there, trial, self._sets, states[key]): key for key, trial in trials.items()}
+                queue, waiting = iter(trials.items()), {}
+                for key, trial in islice(queue, self.jobs):
+                    waiting[pool.submit(_attempt_there, trial, self._sets, states[key])] = key
                 while waiting:
                     for future in wait(waiting, return_when=FIRST_COMPLETED).done:
                         yield waiting.pop(future), future.result()
+                        for key, trial in islice(queue, 1):  # no more than run now: after Ctrl-C nothing else is begun
+                            waiting[pool.submit(_attempt_there, trial, self._sets, states[key])] = key
             finally:
                 pool.shutdown(cancel_futures=True)
 
@@ -168,9 +178,17 @@ def attempt(trial: Trial, data: DataSet, state: Path) -> Outcome:
     """Do a trial; what the library refuses is told and does not end the others."""
     started = time.monotonic()
     try:
-        return Outcome(trial.run(data, state), "", time.monotonic() - started)
+        return Outcome(_finite(trial.run(data, state)), "", time.monotonic() - started)
     except TorchleapError as error:
         return Outcome(None, str(error), time.monotonic() - started)
+
+
+def _finite(result: dict[str, Any]) -> dict[str, Any]:
+    try:
+        json.dumps(result, allow_nan=False)
+    except ValueError as error:
+        raise TorchleapError("Expected finite numbers as a result, but found NaN or infinity.") from error
+    return result
 
 
 _LOADED: dict[str, DataSet] = {}  # of a worker process
@@ -178,6 +196,15 @@ _LOADED: dict[str, DataSet] = {}  # of a worker process
 
 def _prepare(threads: int) -> None:
     torch.set_num_threads(threads)
+    threading.Thread(target=_end_with_the_first_process, daemon=True).start()
+
+
+def _end_with_the_first_process() -> None:
+    """A killed run leaves no workers behind: they would go on beside the next run, and wait for ever after."""
+    first = multiprocessing.parent_process()
+    if first is not None:
+        first.join()
+        os._exit(1)
 
 
 def _attempt_there(trial: Trial, sets: str | None, state: Path) -> Outcome:

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from ..methods import LeAP
 from ..metrics import s_auc
 from ..selection import select
 from .grid import REFERENCE, Grid
@@ -26,7 +27,7 @@ class SearchRetrain:
     grid: Grid
     data: Mapping[str, DataSet]
     metrics: Mapping[Place, Mapping[str, Mapping[Pair, Sample]]]
-    searches: Mapping[tuple[str, str, str], list[dict[str, Any]]]  # data set, backbone, method: a result for each seed
+    searches: Mapping[tuple[str, str, str], Mapping[int, dict[str, Any]]]  # data set, backbone, method: the results by seed
 
     def samples(self, data: str, model: str, share: float, metric: str) -> dict[str, Mapping[Pair, Sample]]:
         """By method, where the data set has the metric."""
@@ -73,27 +74,29 @@ class SearchRetrain:
             f"{REFERENCE}: all fields.",
         )
 
+    def _searched(self) -> list[str]:
+        return [method for method in self.grid.methods if method != REFERENCE]
+
     def _truth_table(self, model: str) -> Table | None:
         known = [data for data in self.data.values() if data.useful]
         if not known:
             return None
-        methods = [method for method in self.grid.methods if method != REFERENCE]
-        by_set: dict[str, dict[str, list[tuple[float, float]]]] = {
-            method: {d.name: [truth_found(d, r["scores"]) for r in self.searches.get((d.name, model, method), [])] for d in known}
-            for method in methods
-        }
-        best = {
-            m: {(d, n): Sample(f"{m} {d} {n}", f[0]) for d, own in found.items() for n, f in enumerate(own)}
-            for m, found in by_set.items()
-        }
-        best = {method: own for method, own in best.items() if own}
-        marks = _compared(best, self.grid.leap, rising=True)
+        best: dict[str, dict[tuple[str, int], Sample]] = {}
+        opened: dict[str, list[Sample]] = {}
+        for method in self._searched():
+            found = {
+                (data.name, seed): truth_found(data, result["scores"])
+                for data in known
+                for seed, result in self.searches.get((data.name, model, method), {}).items()
+            }
+            best[method] = {pair: Sample(f"{method} {pair}", of_best) for pair, (of_best, _) in found.items()}
+            opened[method] = [Sample(f"{method} {pair}", of_open) for pair, (_, of_open) in found.items()]
+        marks = _compared({method: own for method, own in best.items() if own}, self.grid.leap, rising=True)
         rows = []
         for method, own in best.items():
-            opened = [f[1] for found in by_set[method].values() for f in found]
-            gated = method.startswith("leap")
-            bar = mean_of([Sample(str(n), value) for n, value in enumerate(opened)]) if gated else None
-            rows.append((method, _cell(mean_of(list(own.values())), marks.get(method)), _cell(bar, None)))
+            gated = isinstance(self.grid.methods[method], LeAP)
+            cells = (list(own.values()), marks.get(method)), (opened[method] if gated else [], None)
+            rows.append((method, *(_cell(mean_of(samples), mark) if samples else None for samples, mark in cells)))
         title = f"F1 on useful fields, {len(known)} data sets of which the truth is known, {model}"
         notes = (
             "Best: of as many fields as are useful, by score. Open: of the fields whose gate is above 0.5.",
@@ -104,11 +107,9 @@ class SearchRetrain:
 
     def _cost_table(self, model: str) -> Table:
         rows = []
-        for method in self.grid.methods:
-            if method == REFERENCE:
-                continue
-            found = [self.searches.get((data, model, method), []) for data in self.data]
-            cells = [f"{sum(r['seconds'] for r in own) / len(own):.1f}" if own else None for own in found]
+        for method in self._searched():
+            found = [[r["seconds"] for r in self.searches.get((data, model, method), {}).values()] for data in self.data]
+            cells = [f"{sum(own) / len(own):.1f}" if own else None for own in found]
             rows.append((method, *cells))
         return Table(f"Seconds of a search, {model}", ("method", *self.data), tuple(rows), ("Mean over the seeds.",))
 
@@ -127,10 +128,10 @@ def search_retrain(grid: Grid, runner: Runner) -> SearchRetrain:
             part, _, metric = name.partition("_")
             if part == "test":
                 metrics[place][metric][pair] = Sample(runner.key(retrains[place, pair]), value)
-    by_method: dict[tuple[str, str, str], list[dict[str, Any]]] = defaultdict(list)
-    for (name, model, method, _), result in found.items():
+    by_method: dict[tuple[str, str, str], dict[int, dict[str, Any]]] = defaultdict(dict)
+    for (name, model, method, seed), result in found.items():
         if result is not None:
-            by_method[name, model, method].append(result)
+            by_method[name, model, method][seed] = result
     return SearchRetrain(grid, data, metrics, by_method)
 
 
@@ -155,7 +156,7 @@ def _retrains(
                         result = found.get((recipe.name, model, name, pair[0]))
                         if name != REFERENCE and result is None:
                             continue  # the search failed
-                        kept = None if result is None else kept_by(own, result["scores"], share)
+                        kept = None if result is None or share == 1 else kept_by(own, result["scores"], share)
                         trial = RetrainTrial(recipe, backbone, grid.training_for(own, pair[1]), kept)
                         yield ((recipe.name, model, share, name), pair), trial
 
@@ -174,16 +175,17 @@ def truth_found(data: DataSet, scores: Mapping[str, float], threshold: float = 0
     for name, score in scores.items():
         leader = data.source.get(name, name)
         teams[leader] = max(score, teams.get(leader, score))
-    ordered = sorted(teams, key=lambda name: -teams[name])
+    ordered = sorted(teams, key=lambda name: (-teams[name], name in set(data.useful)))  # among equals the useless first
     best, opened = ordered[: len(data.useful)], [name for name in ordered if teams[name] > threshold]
     return f1(best, data.useful), f1(opened, data.useful)
 
 
 def _compared(samples: Mapping[str, Mapping[Any, Sample]], leap: str, *, rising: bool) -> dict[str, Comparison]:
-    """Each method against LeAP; where lower is better, signs are turned."""
+    """Each method against LeAP on the seeds that both have; where lower is better, signs are turned."""
     if leap not in samples:
         return {}
-    turned = {m: {k: Sample(s.run, s.value if rising else -s.value) for k, s in own.items()} for m, own in samples.items()}
+    shared = {m: own for m, own in samples.items() if own.keys() & samples[leap].keys()}
+    turned = {m: {k: Sample(s.run, s.value if rising else -s.value) for k, s in own.items()} for m, own in shared.items()}
     return compare(turned, leap)
 
 

@@ -22,11 +22,10 @@ except ImportError as error:
 
 GLOBAL = ("--quiet", "--debug")  # understood at any place, also behind the command
 Commands = Mapping[str, "Callable[..., None] | Commands"]
-HELP = {  # of the groups; a command's own is its docstring
+HELP = {  # of the groups; a command's own is its docstring, also where it stands for its group
     "": "Find out which input fields a deep ranking model can do without.\n\n"
     "Example: torchleap select clicks.parquet --label click --out result",
     "data": "Look at data, convert it, make some.\n\nExample: torchleap data inspect clicks.csv --label click",
-    "bench": "",  # the group's own command says it
     "make": "Make data whose truth is known.\n\nExample: torchleap data make industrial log.parquet",
 }
 
@@ -57,7 +56,8 @@ def build_app() -> typer.Typer:
 
 def _group(name: str, commands: Commands) -> typer.Typer:
     plain = {"rich_markup_mode": None, "add_completion": name == "", "pretty_exceptions_enable": False, "no_args_is_help": True}
-    app = typer.Typer(help=HELP[name] or None, **plain)  # type: ignore[arg-type]
+    told = {"help": HELP[name]} if name in HELP else {}  # else the docstring of the group's own command
+    app = typer.Typer(**told, **plain)  # type: ignore[arg-type]
     for word, command in commands.items():
         if isinstance(command, Mapping):
             app.add_typer(_group(word, command), name=word)

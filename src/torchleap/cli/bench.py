@@ -26,7 +26,7 @@ Methods = Annotated[str, typer.Option(help="all, paper, or names: a,b,c.")]
 Models = Annotated[str, typer.Option(help="Backbones: all, or names: a,b,c.")]
 Out = Annotated[Path | None, typer.Option(help="The folder for results; the same one goes on with a run that was broken off.")]
 Folder = Annotated[str | None, typer.Option(help="Where the public sets lie; else $TORCHLEAP_DATA.")]
-Jobs = Annotated[int, typer.Option(min=1, help="Trials at a time.")]
+Jobs = Annotated[int | None, typer.Option(min=1, help="Trials at a time; as many as the cores allow if left out.")]
 Threads = Annotated[int, typer.Option(min=1, help="Of each trial; others may round otherwise, so they are other trials.")]
 Batch = Annotated[int | None, typer.Option(min=2, help="Rows a step; as published, or by the number of rows.")]
 Epochs = Annotated[int, typer.Option(min=1, help="At most so many; it stops when nothing gets better.")]
@@ -47,7 +47,7 @@ def bench(
     label: Label = None,
     group: Group = None,
     folder: Folder = None,
-    jobs: Jobs = 1,
+    jobs: Jobs = None,
     threads: Threads = 1,
     batch: Batch = None,
     epochs: Epochs = 100,
@@ -74,7 +74,7 @@ def bench(
 
 def bench_stepwise(
     context: typer.Context,
-    data: Data = "ml-1m",
+    data: Data = None,
     models: Models = "wide_deep",
     seeds: Seeds = 3,
     out: Out = None,
@@ -82,7 +82,7 @@ def bench_stepwise(
     label: Label = None,
     group: Group = None,
     folder: Folder = None,
-    jobs: Jobs = 1,
+    jobs: Jobs = None,
     threads: Threads = 1,
     batch: Batch = None,
     epochs: Epochs = 100,
@@ -94,7 +94,8 @@ def bench_stepwise(
     """
     from ..bench import stepwise
 
-    chosen = _grid(grid, data, "leap", models, label, group, batch, epochs, retrain_seeds=seeds)
+    wanted = data if grid is not None else data or "ml-1m"
+    chosen = _grid(grid, wanted, "leap", models, label, group, batch, epochs, retrain_seeds=seeds)
     with _runner(context, out, jobs, threads, folder, json) as runner:
         found = stepwise(chosen, runner)
     tables, curves = [t for one in found for t in one.tables()], [c for one in found for c in one.curves()]
@@ -117,13 +118,13 @@ def bench_roi(
     label: Label = None,
     group: Group = None,
     folder: Folder = None,
-    jobs: Jobs = 1,
+    jobs: Jobs = None,
     threads: Threads = 1,
     batch: Batch = None,
-    epochs: Epochs = 100,
+    epochs: Epochs = 1,
     json: Json = False,
 ) -> None:
-    """What pruning shares of the dimensions costs, by method; on the industrial log it is the paper's Table 3.
+    """What pruning shares of the dimensions costs, by method; on the industrial log, seen once, it is the paper's Table 3.
 
     Example: torchleap bench roi --rows 320000 --fields 512 --dims 12000 --out bench
     """
@@ -152,6 +153,8 @@ def _grid(
 ) -> Grid:
     from ..bench import Grid, file_recipe
 
+    if file is not None and data is not None:
+        raise TorchleapError("Expected --grid or --data, but found both. The grid says which data there is.")
     if file is not None:
         return Grid.load(file)
     words = listed(data)
@@ -164,10 +167,10 @@ def _grid(
 
 @contextmanager
 def _runner(
-    context: typer.Context, out: Path | None, jobs: int, threads: int, folder: str | None, as_json_too: bool
+    context: typer.Context, out: Path | None, jobs: int | None, threads: int, folder: str | None, as_json_too: bool
 ) -> Iterator[Runner]:
     """A runner with a bar and the time left; Ctrl-C says how to go on."""
-    from ..bench import Runner
+    from ..bench import Runner, cores
 
     if out is None:
         raise TorchleapError("Expected a folder for the results: give --out DIR.")
@@ -193,7 +196,7 @@ def _runner(
             bar.update(task, completed=done, total=total, description=what)
 
         try:
-            yield Runner(out, jobs=jobs, threads=threads, sets=folder, tell=tell, reading=reading)
+            yield Runner(out, jobs=jobs or max(1, cores() // threads), threads=threads, sets=folder, tell=tell, reading=reading)
         except KeyboardInterrupt:
             console.print("Finished trials are saved; the same command goes on.", markup=False, highlight=False)
             raise
@@ -218,11 +221,11 @@ def _finish(
     report.write(runner.folder / "report.json")
     report.write(runner.folder / "report.html")
     if as_json_too:
-        as_json({"tables": record["tables"], "curves": record["curves"], "failures": runner.failures})
+        as_json({"tables": record["tables"], "curves": record["curves"], "failures": list(runner.failures.values())})
     else:
         show("\n\n".join(table.text() for table in tables))
-    for trial, problem in runner.failures.items():
-        Console(stderr=True).print(f"Failed: {trial}: {problem}", style="red", markup=False, highlight=False, soft_wrap=True)
+    for problem in runner.failures.values():
+        Console(stderr=True).print(f"Failed: {problem}", style="red", markup=False, highlight=False, soft_wrap=True)
     if not context.obj["quiet"] and not as_json_too:
         show(f"\nWrote {runner.folder}: tables.txt, .md, .tex, and report.html.")
 
