@@ -204,7 +204,8 @@ def start(place, *words):
     command = [sys.executable, "-m", "torchleap.cli", *map(str, words)]
     environment = {name: value for name, value in os.environ.items() if name not in ("FORCE_COLOR", "COLUMNS")}
     quiet = subprocess.DEVNULL
-    return subprocess.Popen(command, cwd=place, env=environment | {"OMP_NUM_THREADS": "1"}, stdout=quiet, stderr=quiet)
+    options = {"env": environment | {"OMP_NUM_THREADS": "1"}, "stdout": quiet, "stderr": quiet, "start_new_session": True}
+    return subprocess.Popen(command, cwd=place, **options)
 
 
 def killed_after(lines, place, *words):
@@ -245,6 +246,37 @@ def test_a_killed_run_goes_on_where_it_was_and_comes_to_the_same_end(place, caps
     tables = [without_seconds((place / name / "tables.txt").read_text()) for name in ("killed", "undisturbed")]
     assert tables[0] == tables[1]
     assert list((place / "killed" / "state").iterdir()) == []
+
+
+def lives(group):
+    try:
+        os.killpg(group, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def soon(condition):
+    end = time.monotonic() + 30
+    while not condition() and time.monotonic() < end:
+        time.sleep(0.05)
+    return condition()
+
+
+@pytest.mark.skipif(running.cores() < 2, reason="two jobs need two cores")
+def test_ctrl_c_ends_all_processes_and_begins_no_more_trials(place):
+    words = ("bench", "--grid", "grid.toml", "--out", "stopped", "--jobs", "2")
+    store, end = place / "stopped" / "trials.jsonl", time.monotonic() + 120
+    process = start(place, *words)
+    while process.poll() is None and time.monotonic() < end and not (store.exists() and store.stat().st_size):
+        time.sleep(0.02)
+    os.killpg(process.pid, signal.SIGINT)  # a terminal sends it to all of them
+    assert process.wait(60) == 130
+    before = store.read_bytes()
+    assert 1 <= before.count(b"\n") < 20  # of the grid's searches and trainings
+    assert soon(lambda: not lives(process.pid))  # no worker is left
+    assert start(place, *words).wait(120) == 0
+    assert store.read_bytes().startswith(before)
 
 
 def test_stepwise_from_the_command_line(place, capsys):

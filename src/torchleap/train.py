@@ -27,7 +27,8 @@ Metric = Literal["auc", "gauc", "log_loss"]
 Schedule = Literal["constant", "cosine", "linear"]
 Precision = Literal["float32", "bfloat16"]
 FORMAT = 1
-LARGE_BATCH = 1 << 15  # rows at once where nothing is learnt
+LARGE_BATCH = 1 << 15  # rows at once where nothing is learnt, at most
+LARGE_INPUT = 1 << 28  # bytes of their input, about: a model holds several tensors of that size
 
 
 class TrainingError(TorchleapError):
@@ -184,13 +185,18 @@ def fit(
     return run
 
 
+def large_batch(task: Task) -> int:
+    """Rows at once where nothing is learnt."""
+    return min(LARGE_BATCH, max(1, LARGE_INPUT // (4 * task.fields.dims)))
+
+
 @torch.no_grad()
 def predict(model: nn.Module, rows: Rows) -> Tensor:
     """The log odds of all rows, in their order; the model is in eval mode for it."""
     was_training = model.training
     model.eval()
     try:
-        found = [model(*batch.inputs).float() for batch in rows.batches(LARGE_BATCH)]
+        found = [model(*batch.inputs).float() for batch in rows.batches(large_batch(rows.task))]
     finally:
         model.train(was_training)
     return torch.cat(found)

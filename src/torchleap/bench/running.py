@@ -10,6 +10,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
@@ -165,6 +166,10 @@ class Runner:
                         yield waiting.pop(future), future.result()
                         for key, trial in islice(queue, 1):  # no more than run now: after Ctrl-C nothing else is begun
                             waiting[pool.submit(_attempt_there, trial, self._sets, states[key])] = key
+            except BrokenProcessPool as error:
+                raise TorchleapError(
+                    "A process ended abruptly, most likely for lack of memory. Finished trials are saved: give fewer --jobs."
+                ) from error
             finally:
                 pool.shutdown(cancel_futures=True)
 

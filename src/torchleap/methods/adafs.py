@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from ..models import Ranker
-from ..train import LARGE_BATCH, Run
+from ..train import Run, large_batch
 from .base import Method, Scores, Search, put_before_net
 from .leap import steps_of
 from .soft_gates import FieldGates, HeldOutSteps
@@ -99,7 +99,7 @@ class AdaFSSteps(HeldOutSteps):
         was_training = run.model.training
         run.model.eval()
         total = torch.zeros(len(run.task.fields), dtype=torch.float64)
-        for batch in run.task.valid.batches(LARGE_BATCH):
+        for batch in run.task.valid.batches(large_batch(run.task)):
             x = self.layer.norm(run.model.inputs(*batch.inputs))
             total += self.layer.weights(x).sum(0, dtype=torch.float64)
         run.model.train(was_training)

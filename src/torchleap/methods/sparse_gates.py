@@ -10,7 +10,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits, embedding
 from ..data.task import Task
 from ..errors import TorchleapError
 from ..models import FieldInputs, Ranker
-from ..train import LARGE_BATCH, Hook, Run
+from ..train import Hook, Run, large_batch
 from .base import Method, Scores, Search, put_before_net
 from .leap import steps_of
 from .soft_gates import FieldGates, GateHook
@@ -184,7 +184,7 @@ class GradientLasso(Hook):
         assert isinstance(run.model, Ranker)
         run.model.eval()
         total = torch.zeros(len(run.task.fields), dtype=torch.float64)
-        for batch in run.task.valid.batches(LARGE_BATCH):
+        for batch in run.task.valid.batches(large_batch(run.task)):
             x = run.model.inputs(*batch.inputs).detach().requires_grad_()
             # rows do not see each other in eval(), so the gradient of the sum holds the gradient of each row's own loss
             loss = binary_cross_entropy_with_logits(self.net(x), batch.label, reduction="sum")
@@ -370,7 +370,7 @@ def id_counts(task: Task) -> dict[int, Tensor]:
     slots = task.slots(ids=True)
     columns = {place: column for place, column in enumerate(task.columns) if column.is_ids}
     counts = {place: torch.zeros(column.categories, dtype=torch.float64) for place, column in columns.items()}
-    for batch in task.train.batches(LARGE_BATCH):
+    for batch in task.train.batches(large_batch(task)):
         for place, column in columns.items():
             counts[place] += torch.bincount(batch.ids[:, slots[column.name]].flatten(), minlength=column.categories)
     for place, column in columns.items():
