@@ -9,7 +9,8 @@ from tests.data.frames import USEFUL, small_truth
 from torchleap import methods, models
 from torchleap.methods import Permutation, Search, Shark
 from torchleap.methods.attribution import SFS
-from torchleap.train import Training
+from torchleap.methods.leap import GateSteps
+from torchleap.train import Hook, Training, fit
 
 TRAINING = Training(batch=128, lr=5e-3, epochs=8, patience=8)
 
@@ -136,8 +137,6 @@ def test_unknown_names_are_refused(task):
 
 def test_a_search_that_is_resumed_ends_with_the_same_gates(task, tmp_path):
     """A hook's state goes into checkpoints: the optimizer of the gates and their place among the validation rows."""
-    from torchleap.methods.leap import GateSteps
-    from torchleap.train import Hook, fit
 
     class Stop(Hook):
         def after_step(self, run):
@@ -157,3 +156,43 @@ def test_a_search_that_is_resumed_ends_with_the_same_gates(task, tmp_path):
     with pytest.raises(KeyboardInterrupt):
         start(Stop(), path=tmp_path / "run.ckpt")
     assert start(Hook(), path=tmp_path / "run.ckpt") == whole
+
+
+class Watched(Hook):
+    """What the pressure and the gates were after each step."""
+
+    def __init__(self, hook):
+        self.hook, self.strength, self.gates = hook, [], []
+
+    def after_step(self, run):
+        self.strength.append(self.hook.optimizer.param_groups[0]["strength"])
+        self.gates.append(self.hook.plugin.scores())
+
+
+def test_the_pressure_rises_and_of_closed_gates_the_last_to_close_ranks_first(task):
+    settings = Training(batch=256, epochs=6)
+    search = Search(task, models.benchmark("wide_deep"), settings)
+    model = search.model()
+    hook = GateSteps(tl.attach(model, task.fields, at="net", seed=0), methods.LeAP(), search, on_train=False)
+    watched = Watched(hook)
+    run = fit(model, task, settings, hooks=[hook, watched])
+    rise = [0.4 * min(1, step / hook.rise) for step in range(1, run.step + 1)]
+    assert watched.strength == pytest.approx(rise)
+    assert 0 < hook.rise <= run.steps / 2
+    for name, score in hook.scores.items():
+        mean = sum(gates[name] for gates in watched.gates) / len(watched.gates)
+        assert score == pytest.approx(0.99 * watched.gates[-1][name] + 0.01 * mean, abs=1e-5)
+
+
+def test_a_search_lasts_until_a_useless_gate_could_close(task):
+    impatient = Training(batch=256, epochs=40, patience=1)
+    found = tl.search(task, model=models.benchmark("wide_deep"), method=methods.LeAP(lr=2e-2), training=impatient)
+    assert found.history[-1]["step"] >= 1.5 * 1.6 / (2e-2 * 0.4)
+
+
+def test_gates_learn_from_the_rows_of_a_single_epoch(task):
+    once = Training(batch=64, epochs=1)
+    found = [
+        tl.search(task, method=methods.LeAP(gates_on=where), training=once, seed=1).scores for where in ("auto", "train", "valid")
+    ]
+    assert found[0] == found[1] != found[2]

@@ -1,6 +1,6 @@
 """One call from a task to scores, and one from a selection to a fresh model; both go on where they were killed."""
 
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import pytest
 
@@ -100,7 +100,7 @@ def test_an_unknown_method_or_setting_is_refused_with_the_nearest_name(task):
 @pytest.mark.parametrize("name", METHODS)
 def test_settings_of_the_wrong_kind_are_refused(name):
     method = tl.methods.named(name)
-    for setting in method.__dataclass_fields__:
+    for setting in (field.name for field in fields(method)):
         with pytest.raises(tl.TorchleapError, match=f"{setting} must be .*, but is 'wrong'"):
             tl.methods.named(name, {setting: "wrong"})
 

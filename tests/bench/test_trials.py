@@ -104,7 +104,9 @@ def test_settings_are_plain_json_and_equal_trials_have_equal_keys(data, trial):
 def test_a_search_keeps_its_gates_and_a_retrain_its_metrics(data, tmp_path):
     found = SEARCH.run(data, tmp_path / "search")
     assert list(found["scores"]) == list(data.task.fields.names) == list(found["gates"]["gates"])
-    assert {name: gates[-1] for name, gates in found["gates"]["gates"].items()} == pytest.approx(found["scores"])
+    assert {name: gates[-1] for name, gates in found["gates"]["gates"].items()} == pytest.approx(
+        found["scores"], abs=0.01
+    )  # and a little of the mean
     assert replace(SEARCH, method=Random()).run(data, tmp_path / "random")["gates"] is None
     metrics = RETRAIN.run(data, tmp_path / "retrain")["metrics"]
     assert metrics.keys() == {"valid_auc", "valid_log_loss", "test_auc", "test_log_loss"}

@@ -70,7 +70,7 @@ class SearchRetrain:
         seeds = f"{self.grid.search_seeds} search seeds x {self.grid.retrain_seeds} retrain seeds"
         return (
             f"Mean and 95 % interval over {seeds}; seeds that led to the same fields count as one run.",
-            f"> better, < worse, = a tie with {self.grid.leap}: paired t-test over seeds, Holm's correction, 5 %.",
+            f"Against {self.grid.leap}: > better, < worse, = a tie; paired t-test over seeds, Holm's correction, 5 %.",
             f"{REFERENCE}: all fields.",
         )
 
