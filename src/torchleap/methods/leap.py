@@ -98,7 +98,7 @@ class GateSteps(Hook):
         self.optimizer: torch.optim.Optimizer
         pressure = 1.0 if method.strength is None else max(method.strength, 0.1)  # Adam makes a step of any price
         planned = planned_steps(search)
-        lr = method.lr or min(2e-2, max(1e-3, 2 * WAY / (pressure * 0.75 * planned)))
+        lr = method.lr or min(5e-2, max(1e-3, 2 * WAY / (pressure * 0.75 * planned)))
         self.rise = min(WAY / (lr * pressure), planned / 2) if method.strength is not None else 0.0
         if method.strength is None:
             self.optimizer = torch.optim.Adam([plugin.gates.theta], lr=lr, fused=True)
