@@ -22,6 +22,7 @@ from .test_searching import KilledError
 from .test_train import KINDS, clicks
 
 TRAINING = Training(batch=96, epochs=4, patience=4, lr=1e-2, checkpoint_steps=5)
+GATES = LeAP(optimism=0.0)  # 80 steps are too few to tell what is memorised
 COLUMNS = {**KINDS, "size": "numeric"}
 KEYS = {
     *("format", "kind", "title", "created", "command", "versions", "machine", "task", "method", "settings", "model"),
@@ -47,7 +48,7 @@ def task():
 
 @pytest.fixture(scope="module")
 def by_leap(task):
-    return decide(task, model="mlp", training=TRAINING, roles={"item": "useful", "size": "noise"})
+    return decide(task, model="mlp", method=GATES, training=TRAINING, roles={"item": "useful", "size": "noise"})
 
 
 @pytest.fixture(scope="module")
@@ -97,7 +98,7 @@ def test_prices_are_of_gates_and_roles_of_those_who_know(by_leap, by_permutation
 
 
 def test_the_curve_begins_with_the_model_as_it_is_and_masks_the_worst_first(task, by_leap, by_permutation):
-    searched = tl.search(task, model="mlp", training=TRAINING).model
+    searched = tl.search(task, model="mlp", method=GATES, training=TRAINING).model
     plain = tl.retrain(task, model="mlp", training=TRAINING).model
     for decision, model in ((by_leap, searched), (by_permutation, plain)):
         curve = decision.record["curve"]
@@ -105,13 +106,10 @@ def test_the_curve_begins_with_the_model_as_it_is_and_masks_the_worst_first(task
         dims = [point["dims"] for point in curve["points"]]
         assert dims == sorted(set(dims))
         assert [point["fields"] for point in curve["points"]] == [0, 1, 2, 3]
-        scores = decision.selection.scores
-        assert curve["order"] == sorted(scores, key=scores.get)[:3]  # the best has to stay
-        assert curve["order"][0] in ("user", "size")  # noise; how well 80 steps of LeAP rank the rest is not the matter here
+        assert set(curve["order"][:2]) == {"user", "size"}
+        assert curve["order"][2] in ("item", "price")
+        assert curve["points"][2]["value"] > curve["points"][3]["value"] + 0.05
         assert [point["dims"] for point in curve["retrained"]] == [0, task.fields.dims - decision.selection.dims]
-    assert set(by_permutation.record["curve"]["order"][:2]) == {"user", "size"}
-    points = by_permutation.record["curve"]["points"]
-    assert points[2]["value"] > points[3]["value"] + 0.05
 
 
 def test_a_long_curve_has_few_points(monkeypatch, task):
@@ -221,10 +219,14 @@ def without_time(record):
 @pytest.mark.parametrize("number", [0, 1, 2], ids=["all fields", "search", "fine-tuning"])
 def test_a_killed_decision_goes_on_to_the_same_end(task, by_leap, tmp_path, number):
     folder, roles = tmp_path / "state", {"item": "useful", "size": "noise"}
+
+    def go(**more):
+        return decide(task, model="mlp", method=GATES, training=TRAINING, checkpoint=folder, roles=roles, **more)
+
     with pytest.raises(KilledError):
-        decide(task, model="mlp", training=TRAINING, checkpoint=folder, callbacks=[KillIn(number, 13)], roles=roles)
+        go(callbacks=[KillIn(number, 13)])
     assert {"decision.json", "full.pt"} <= {path.name for path in folder.iterdir()}
-    again = decide(task, model="mlp", training=TRAINING, checkpoint=folder, roles=roles)
+    again = go()
     assert again.selection == by_leap.selection
     assert without_time(again.record) == without_time(by_leap.record)
     ours, theirs = again.model.state_dict(), by_leap.model.state_dict()
