@@ -6,18 +6,26 @@ paper, a comment marked NOTE[PAPER] says why; docs/theory.md has the long form.
 
 import json
 import math
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
-from .errors import FieldError
+from . import ranks
+from .errors import AttachError, FieldError
 from .fields import Field, Fields
 from .guard import guard
 from .mix import Mixed, mix
 from .settings import Divergence, Settings, Shuffle, check
+
+AVERAGES = ("distance", "square", "common", "spread")  # by gate, see LeAP
+BUFFERS = ("seed", "steps", *AVERAGES, "mean", "column_gate", "field_gate", "free")
+JOINED = "_torchleap_joined"  # marks a DDP module within Plugin.join()
+ODD = 0x9E3779B97F4A7C15  # far from any other seed, times a rank
 
 
 class LeAP(nn.Module):
@@ -41,7 +49,9 @@ class LeAP(nn.Module):
             random distance for each gate, which is cheaper where there are many narrow fields or no native kernel.
         floor: Smallest share of the clean path in training, so that a closed field is still seen and can come back.
         per_dimension: A gate for each dimension of a field, which is then called "clicks[3]": surgery narrows embeddings.
-        seed: Of the permutations; None follows `torch.manual_seed` without drawing from it.
+        sync_every: Steps between two all-reduces of the statistics where there are several ranks, see `ranks`; between them the
+            statistics stand still, so that all ranks agree at every step. 0 never sends anything.
+        seed: Of the permutations; None follows `torch.manual_seed` without drawing from it. Each rank draws its own.
 
     >>> gates = LeAP(Fields({"user_id": 8, "age": 1}), alpha=1e-3)
     >>> gates(torch.randn(32, 9)).shape
@@ -78,6 +88,7 @@ class LeAP(nn.Module):
         floor: float = 0.0,
         shuffle: Shuffle = "uniform",
         per_dimension: bool = False,
+        sync_every: int = 1,
         seed: int | None = None,
     ) -> None:
         super().__init__()
@@ -93,20 +104,25 @@ class LeAP(nn.Module):
         self.floor = floor
         self.shuffle: Shuffle = shuffle
         self.per_dimension = per_dimension
+        self.sync_every = sync_every
+        self.process_group: Any = None  # the ranks that train one and the same model; None is all
         check({**self.settings, "seed": seed})
         start = torch.initial_seed() if seed is None else int(seed)
-        self.register_buffer("seed", torch.tensor((start + (1 << 63)) % (1 << 64) - (1 << 63)))  # wrapped to int64
+        self.register_buffer("seed", torch.tensor(_wrapped(start)))
         self._warm_up_ahead = warmup > 0
         self.place = "LeAP"  # how error messages call this module; attach() writes its site here
         self.fields: Fields | None = None
         self.arriving: Fields | None = None  # the same, but not split into dimensions
         self.passed: dict[str, Any] = {}  # with several sites: what each received and returned in this pass
         self.train_gradient: Tensor | None = None  # of theta, within Plugin.held_out(): what train rows said before
+        self.held_out = False  # whether only the gates learn, see Plugin.held_out()
+        self._turns: dict[int, int] = {}  # with several ranks: the steps of each site, by its first column
         self._protects = False  # whether any field is protected
+        self.probe: Tensor | None = None  # (G,) zeros that collect the gradient of the shares in a probe, see drift.py
         self._mask: Tensor | None = None  # (D,) bool, set by masked()
         self.theta = nn.Parameter(torch.empty(0, dtype=torch.promote_types(torch.get_default_dtype(), torch.float32)))
         guard(self)
-        for name in ("steps", "distance", "square", "common", "spread", "mean"):
+        for name in ("steps", *AVERAGES, "mean"):
             self.register_buffer(name, None)
         for name in ("column_gate", "field_gate", "free"):
             self.register_buffer(name, None, persistent=False)
@@ -134,7 +150,7 @@ class LeAP(nn.Module):
         self.free = like.new_tensor([0.0 if gate in protected else 1.0 for gate in range(count)])
         self.theta.data = like.new_full((count,), self.init)
         self.steps = torch.zeros(count, dtype=torch.int64, device=like.device)
-        for name in ("distance", "square", "common", "spread"):
+        for name in AVERAGES:
             setattr(self, name, like.new_zeros(count))
         self.mean = like.new_zeros(fields.dims)
 
@@ -160,7 +176,11 @@ class LeAP(nn.Module):
         if columns != slice(0, len(column_gate)):  # one of several sites
             gates = self.known_fields().gates_of(columns)
             share, column_gate, steps = share[gates], column_gate[columns] - gates.start, steps[gates]
-        mixed = mix(x, share, column_gate, self.seed, steps, gates.start, self.shuffle)
+        together = self.is_together
+        mixed = mix(x, share, column_gate, self._own_seed() if together else self.seed, steps, gates.start, self.shuffle)
+        if together:
+            self._measure_together(mixed, len(x), columns, gates)
+            return mixed.output
         asks = x.device.type == "cpu" and not torch.compiler.is_compiling()  # elsewhere it would stall the step: scores() asks
         if asks and not math.isfinite(mixed.statistics.sum().item()):
             self._refuse_nonfinite(mixed.statistics, gates)
@@ -178,7 +198,8 @@ class LeAP(nn.Module):
         """The gates as training mixes by them: at 1 during the warm-up, above the floor after it."""
         # NOTE[PAPER] g = 0 is absorbing: a backbone that ignores a field sends its gate no gradient. Warm-up and floor are ours.
         share = 1 - (1 - self.floor) * (1 - self.gate()) if self.floor else self.gate()
-        return torch.where(self.steps < self.warmup, torch.ones_like(share), share) if self.warmup else share
+        share = torch.where(self.steps < self.warmup, torch.ones_like(share), share) if self.warmup else share
+        return share if self.probe is None else share.clamp_min(0.5) + self.probe
 
     # 3.2 Adaptive regularization via permutation divergence
 
@@ -189,6 +210,89 @@ class LeAP(nn.Module):
         values = [value.to(self.mean.dtype) for value in (*mixed.statistics.unbind(), mixed.mean)]
         torch._foreach_lerp_(averages, values, 1 - self.momentum)
         steps.add_(1)
+
+    @torch.no_grad()
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def _measure_together(self, mixed: Mixed | None, rows: int, columns: slice, gates: slice) -> None:
+        """Like `_measure`, by the rows of all ranks: averages move by the same numbers everywhere, so they agree at every step.
+
+        In one collective of 32 bytes a gate: the statistics, the number of rows, and the means of as many columns as fit, by turns.
+        """
+        turn = self._turn(columns, gates)
+        seen, means = self._weight_seen()[gates], self.means()[columns]
+        averages = torch.stack([getattr(self, name)[gates] for name in AVERAGES]) / seen
+        self.steps[gates] += 1
+        if turn % self.sync_every == 0:
+            part, parts = self._columns_of(turn, len(means), averages.shape[1])
+            found = torch.zeros_like(averages) if mixed is None else mixed.statistics.to(averages.dtype)
+            own = means[part] if mixed is None else mixed.mean[part].to(means.dtype)
+            sent = torch.cat([rows * found.flatten(), rows * own, means.new_tensor([rows])])
+            ranks.total(sent, self.process_group)
+            sent = sent / sent[-1]
+            found = sent[: averages.numel()].view_as(averages)
+            if sent.device.type == "cpu":  # elsewhere it would stall the step: scores() asks
+                self._refuse_nonfinite(found, gates)
+            averages = torch.lerp(averages, found, self._weight_of(self.sync_every, gates))
+            weight = self._weight_of(self.sync_every * parts, gates)[self.column_gate[columns][part] - gates.start]
+            means[part] = torch.lerp(means[part], sent[averages.numel() : -1], weight)
+        seen = self._weight_seen()[gates]
+        for name, value in zip(AVERAGES, averages * seen, strict=True):
+            getattr(self, name)[gates] = value
+        self.mean[columns] = means * seen[self.column_gate[columns] - gates.start]
+
+    def measure_nothing(self, columns: slice | None = None) -> None:
+        """Take part in the other ranks' step without rows of one's own, see `Plugin.join`."""
+        if self.is_together:
+            columns = columns or slice(0, self.known_fields().dims)
+            self._own_seed()
+            self._measure_together(None, 0, columns, self.known_fields().gates_of(columns))
+
+    def _weight_of(self, steps: int, gates: slice) -> Tensor:
+        """What the last so many steps weigh in an average, (G,)."""
+        return ((1 - self.momentum**steps) / self._weight_seen()[gates]).clamp_max(1.0)
+
+    @staticmethod
+    def _columns_of(turn: int, columns: int, gates: int) -> tuple[slice, int]:
+        """Whose means are sent in this turn, all in the first, and how many turns it takes to send all."""
+        room = max(1, 4 * gates - 1)
+        parts = -(-columns // room)
+        start = turn % parts * room
+        return (slice(0, columns) if turn == 0 else slice(start, min(columns, start + room))), parts
+
+    @property
+    def is_together(self) -> bool:
+        """Whether other ranks train the same gates."""
+        return self.sync_every > 0 and ranks.count(self.process_group) > 1
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def _own_seed(self) -> Tensor:
+        """The seed of this rank's permutations; before the first, all ranks take over what the first one has."""
+        if not self._turns:
+            self._meet()
+        wrapper = DistributedDataParallel._get_active_ddp_module()
+        if wrapper is not None and self.held_out:
+            raise AttachError("Within held_out() call the model itself, ddp.module: DDP waits for gradients of all its weights.")
+        if wrapper is not None and wrapper._join_config.enable and not hasattr(wrapper, JOINED):
+            raise AttachError("Ranks that have no rows left take no part in the gates' steps. Use plugin.join(ddp), not ddp.join().")
+        return self.seed + _wrapped(ranks.rank(self.process_group) * ODD)
+
+    def _meet(self) -> None:
+        names = zlib.crc32(json.dumps(self.arriving_fields().to_json()).encode())
+        told = ranks.share(torch.tensor([names], device=self.theta.device), self.process_group)
+        differs = ranks.total((told != names).long(), self.process_group)
+        if int(differs):
+            raise FieldError(
+                f"{self.place} has other fields than on another rank: here {self.fields}. Attach to the same fields on all."
+            )
+        for name in ("seed", "steps", *AVERAGES, "mean"):
+            ranks.share(getattr(self, name), self.process_group)
+
+    def _turn(self, columns: slice, gates: slice) -> int:
+        """How many steps this site has done; asked of the device once."""
+        turn = self._turns.get(columns.start)
+        turn = int(self.steps[gates].max()) if turn is None else turn
+        self._turns[columns.start] = turn + 1
+        return turn
 
     def _weight_seen(self) -> Tensor:
         """1 - beta^steps, (G,): what the weights in each moving average, which starts from 0, sum to; not 0 at step 0."""
@@ -266,6 +370,7 @@ class LeAP(nn.Module):
             floor=self.floor,
             shuffle=self.shuffle,
             per_dimension=self.per_dimension,
+            sync_every=self.sync_every,
             seed=int(self.seed) if "seed" in self._buffers else None,
         )
 
@@ -376,8 +481,8 @@ class LeAP(nn.Module):
         return self
 
     def __getstate__(self) -> dict[str, Any]:
-        """Copies take along neither the tensors of an unfinished pass nor a mask, which ends with its context."""
-        return {**self.__dict__, "passed": {}, "_mask": None}
+        """Copies take along neither the tensors of an unfinished pass nor a probe or mask, which ends with its batch."""
+        return {**self.__dict__, "passed": {}, "probe": None, "_mask": None, "process_group": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """A copy and an unpickled module have a theta of their own to guard."""
@@ -407,6 +512,7 @@ class LeAP(nn.Module):
                 error_msgs.append(f"The checkpoint's gates belong to {fields}, but {self.place} has {self.arriving}.")
                 return
         self._warm_up_ahead = self.warmup > 0
+        self._turns = {}
         super()._load_from_state_dict(state_dict, prefix, *rest)
 
     def extra_repr(self) -> str:
@@ -415,3 +521,8 @@ class LeAP(nn.Module):
             return "fields from the first batch"
         kind = f"divergence={self.divergence!r}" if self.adaptive else "adaptive=False"
         return f"{len(self.fields)} fields, {self.fields.dims} dimensions, alpha={self.alpha}, {kind}"
+
+
+def _wrapped(number: int) -> int:
+    """The same as an int64, which begins anew where it ends."""
+    return (number + (1 << 63)) % (1 << 64) - (1 << 63)

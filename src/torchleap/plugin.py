@@ -7,16 +7,18 @@ from typing import Any, Unpack, get_args
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 from torch.utils._pytree import tree_map
 
+from . import ranks
 from .errors import AttachError, SelectionError, SurgeryError
 from .fields import Field, Fields
-from .gates import LeAP
+from .gates import BUFFERS, JOINED, LeAP
 from .optimizer import GateOptimizer
 from .selection import Selection, select
 from .settings import Settings
 from .sites import (
-    CHILD,
+    HIDDEN,
     Call,
     Side,
     Site,
@@ -27,6 +29,7 @@ from .sites import (
     find_module,
     hooks_of,
     same_tensor,
+    site_at,
     sites_of,
 )
 from .surgery import Fill, Plan, prepare
@@ -72,10 +75,11 @@ def attach(
     gates.train(find_module(model, sites[0].at).training)
     gates.place = " and ".join(site.label for site in sites)
     for site in sites:
-        site.hold(find_module(model, site.at), gates)
-    whole = Whole(sites[0].siblings, (*_names(sites[0].at), *sites[0].home, CHILD))
+        site.hold(model, gates)
+    whole = Whole(sites[0].siblings, sites[0].path)
     whole.example = None if example is None else few_rows(as_call(example))
     whole.hold(model)
+    _hide_buffers(model, whole.path)
     return Plugin(model, gates, tuple(sites))
 
 
@@ -163,7 +167,8 @@ class Plugin:
         """Within this context only the gates learn: for a step on rows that the model does not train on.
 
         Dropout is off, batch norm uses and keeps its running statistics, no other parameter receives a gradient, and
-        gradients collected before are set aside: whatever optimizer steps in here, of the model only the gates move. Step within
+        gradients collected before are set aside: whatever optimizer steps in here, of the model only the gates move. With several
+        ranks the gates' gradient is averaged over them; call the model itself, not its DDP wrapper. Step within
         the context: what is not stepped in it is dropped. The gates' gradient on the train rows before it moves no gate; a
         `GateOptimizer` with `optimism` compares it with that on the rows in here.
 
@@ -172,11 +177,13 @@ class Plugin:
                 gate_optimizer.step()
         """
         modes = {module: module.training for module in self.model.modules()}
-        others = {p: (p.requires_grad, p.grad) for p in self.model_parameters()}
+        others = {p: (p.requires_grad, p.grad) for p in self.model_parameters() if p.is_leaf}  # sharded tables are none
         for module in modes:
             vars(module)["training"] = False  # nn.Module's own way takes as long as a small layer
         vars(self.gates)["training"] = True
+        self.gates.held_out = True
         self.gates.train_gradient, self.gates.theta.grad = self.gates.theta.grad, None
+        averaging = self.gates.theta.register_post_accumulate_grad_hook(self._average) if self.gates.is_together else None
         version, before = self.gates.theta._version, self.gates.theta.detach().clone()
         for parameter in others:
             parameter.requires_grad_(False)
@@ -188,12 +195,48 @@ class Plugin:
             if self.gates.theta.grad is not None and unmoved:
                 warnings.warn("held_out() ends with a gradient on the gates, but no step: call step() within it.", stacklevel=3)
         finally:
+            if averaging is not None:
+                averaging.remove()
+            self.gates.held_out = False
             self.gates.train_gradient = self.gates.theta.grad = None
             for parameter, (wanted, gradient) in others.items():
                 parameter.requires_grad_(wanted)
                 parameter.grad = gradient
             for module, training in modes.items():
                 vars(module)["training"] = training
+
+    def _average(self, theta: Tensor) -> None:
+        assert theta.grad is not None
+        ranks.average(theta.grad, self.gates.process_group)
+
+    @contextmanager
+    def join(self, model: DistributedDataParallel, **settings: Any) -> Iterator[None]:
+        """What `model.join()` is without gates: ranks whose rows end earlier do not keep the others waiting.
+
+            with plugin.join(ddp):
+                for batch in loader: ...
+
+        Args:
+            model: The attached model in its DDP wrapper.
+            settings: Those of `DistributedDataParallel.join`.
+        """
+        asks_joined = model._check_global_requires_backward_grad_sync
+
+        def ask_then_measure(is_joined_rank: bool) -> Any:
+            """Called before each forward pass, and in its place where there are no rows left."""
+            answer = asks_joined(is_joined_rank)
+            if is_joined_rank:
+                for site in self.sites:
+                    self.gates.measure_nothing(site.columns)
+            return answer
+
+        vars(model).update({"_check_global_requires_backward_grad_sync": ask_then_measure, JOINED: True})
+        try:
+            with model.join(**settings):
+                yield
+        finally:
+            for name in ("_check_global_requires_backward_grad_sync", JOINED):
+                vars(model).pop(name)
 
     @contextmanager
     def masked(self, selection: Selection) -> Iterator[None]:
@@ -253,6 +296,8 @@ class Plugin:
             owners = hook.siblings if isinstance(hook, Site) else hook.sites
             if owners == self.sites:  # another plugin may have come after this one
                 hook.release(module)
+                if isinstance(hook, Whole):
+                    vars(module).pop(HIDDEN, None)
 
     def __repr__(self) -> str:
         place = ", ".join(repr(site.at or "the model") for site in self.sites) + f" ({self.sites[0].side})"
@@ -308,7 +353,7 @@ def _plan_sites(model: nn.Module, names: list[str], side: Side, gates: LeAP) -> 
         raise AttachError("These gates are a part of the model already; attach() needs gates of their own.")
     if len({id(find_module(model, name)) for name in names}) < len(names):
         raise AttachError(f"at={names} names one submodule twice, under two names. Name it once.")
-    sites = [Site(name, side, find_module(model, name)) for name in names]
+    sites = [site_at(model, name, side) for name in names]
     for site in sites:
         site.siblings = tuple(sites)
     return sites
@@ -371,10 +416,12 @@ def _follow(model: nn.Module, sites: list[Site], gates: LeAP) -> None:
     """Put the gates on the device of their site, or else of the model, in its precision or better."""
     site = find_module(model, sites[0].at)
     for tensor in (*site.parameters(), *site.buffers(), *model.parameters(), *model.buffers()):
-        if tensor.is_floating_point():
+        if tensor.is_floating_point() and not tensor.is_meta:  # tables may be waiting for their place, which the gates are not
             gates.to(device=tensor.device, dtype=torch.promote_types(tensor.dtype, torch.float32))
             return
 
 
-def _names(path: str) -> tuple[str, ...]:
-    return tuple(path.split(".")) if path else ()
+def _hide_buffers(model: nn.Module, path: tuple[str, ...]) -> None:
+    """DDP would send the first rank's buffers to all in every step, means of all columns included; gates agree by themselves."""
+    names = [".".join((*path, name)) for name in BUFFERS]
+    vars(model)[HIDDEN] = [*vars(model).get(HIDDEN, ()), *names]

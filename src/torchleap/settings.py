@@ -27,6 +27,7 @@ class Settings(TypedDict, total=False):
     floor: float
     shuffle: Shuffle
     per_dimension: bool
+    sync_every: int
     seed: int | None
 
 
@@ -47,6 +48,7 @@ def check(settings: Settings) -> None:
         "floor": ("at least 0 and below 1", lambda value: is_number(value) and 0 <= value < 1),
         "shuffle": ("'uniform' or 'cyclic'", lambda value: value in get_args(Shuffle)),
         "per_dimension": ("True or False", lambda value: isinstance(value, bool)),
+        "sync_every": ("a whole number of steps, at least 0", lambda value: is_whole(value) and value >= 0),
         "seed": ("a whole number or None", lambda value: value is None or is_whole(value)),
     }
     found: dict[str, Any] = {**settings}

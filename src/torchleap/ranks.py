@@ -1,0 +1,151 @@
+"""Ranks: the processes of one job, as torchrun starts them. A single process is the only rank, and nothing is sent."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from .errors import TorchleapError, is_number
+
+TIMEOUT = "TORCHLEAP_TIMEOUT"  # seconds, in the environment, which torchrun hands on to every rank
+Value = TypeVar("Value")
+
+
+class RankError(TorchleapError):
+    """Another rank is gone, or did not answer in time."""
+
+
+def count(group: Any = None) -> int:
+    """How many ranks there are."""
+    return dist.get_world_size(group) if dist.is_available() and dist.is_initialized() else 1
+
+
+def rank(group: Any = None) -> int:
+    """Which of them this process is."""
+    return dist.get_rank(group) if dist.is_available() and dist.is_initialized() else 0
+
+
+def is_first() -> bool:
+    """Whether this is the rank that writes."""
+    return rank() == 0
+
+
+@contextmanager
+def joined(timeout: float | None = None) -> Iterator[None]:
+    """Within this context the processes that torchrun has started are ranks of one job; without torchrun nothing happens.
+
+    Args:
+        timeout: Seconds that a rank waits for the others; None is what TORCHLEAP_TIMEOUT says, or 600.
+    """
+    if "TORCHELASTIC_RUN_ID" not in os.environ and "LOCAL_RANK" not in os.environ or dist.is_initialized():
+        yield
+        return
+    seconds = _timeout() if timeout is None else timeout
+    device = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    backend = "gloo" if device is None else f"cpu:gloo,{device.type}:{dist.get_default_backend_for_device(device)}"
+    dist.init_process_group(backend, timeout=timedelta(seconds=seconds))
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
+def _timeout() -> float:
+    given = os.environ.get(TIMEOUT, "600")
+    try:
+        seconds = float(given)
+    except ValueError:
+        seconds = 0.0
+    if not (is_number(seconds) and 0 < seconds < float("inf")):
+        raise TorchleapError(f"{TIMEOUT} must be a number of seconds above 0, but is {given!r}.")
+    return seconds
+
+
+@contextmanager
+def explained(cure: str = "Start the job again.") -> Iterator[None]:
+    """Tell in one sentence that another rank is gone, and what to do."""
+    try:
+        yield
+    except (RuntimeError, dist.DistError) as error:
+        if count() == 1 or not _is_of_another_rank(error):
+            raise
+        reason = str(error).strip().splitlines()[0]
+        raise RankError(f"Rank {rank()} of {count()} has lost another one: {reason} {cure}") from error
+
+
+def _is_of_another_rank(error: Exception) -> bool:
+    words = ("connection closed by peer", "connection reset", "timed out", "timeout", "broken pipe", "aborted", "closed the conn")
+    told = str(error).lower()
+    return isinstance(error, dist.DistError) or ("gloo" in told or "nccl" in told) and any(word in told for word in words)
+
+
+def total(tensor: Tensor, group: Any = None) -> Tensor:
+    """The sum over all ranks, in place."""
+    if count(group) > 1:
+        dist.all_reduce(tensor, group=group)
+    return tensor
+
+
+def average(tensor: Tensor, group: Any = None) -> Tensor:
+    """The mean over all ranks, in place."""
+    return total(tensor, group).div_(count(group)) if count(group) > 1 else tensor
+
+
+def share(tensor: Tensor, group: Any = None) -> Tensor:
+    """What the first rank has, in place."""
+    if count(group) > 1:
+        dist.broadcast(tensor, group_src=0, group=group)
+    return tensor
+
+
+def from_first(value: Value) -> Value:
+    """What the first rank has; plain Python."""
+    if count() == 1:
+        return value
+    told = [value]
+    dist.broadcast_object_list(told, src=0)
+    return told[0]
+
+
+def gathered(tensor: Tensor) -> list[Tensor]:
+    """What each rank has; of any length, (n, ...)."""
+    if count() == 1:
+        return [tensor]
+    sizes = [torch.zeros(1, dtype=torch.int64, device=tensor.device) for _ in range(count())]
+    dist.all_gather(sizes, torch.tensor([len(tensor)], device=tensor.device))
+    longest = max(int(size) for size in sizes)
+    padded = tensor.new_zeros(longest, *tensor.shape[1:])
+    padded[: len(tensor)] = tensor
+    found = [torch.empty_like(padded) for _ in sizes]
+    dist.all_gather(found, padded)
+    return [one[: int(size)] for one, size in zip(found, sizes, strict=True)]
+
+
+def meet() -> None:
+    """Wait for all ranks."""
+    if count() > 1:
+        dist.barrier()
+
+
+@contextmanager
+def first_before_others() -> Iterator[None]:
+    """The first rank does it, then the others, which find what it has left; if it fails, they hear of it instead of waiting."""
+    problem: str | None = None
+    if is_first():
+        try:
+            yield
+        except BaseException as error:
+            problem = f"{type(error).__name__}: {error}"
+            from_first(problem)
+            raise
+        from_first(problem)
+        return
+    problem = from_first(problem)
+    if problem is not None:
+        raise RankError(f"Rank 0 could not go on. {problem}")
+    yield

@@ -1,0 +1,242 @@
+"""Gates on several ranks: real processes, gloo."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.distributed import get_rank, get_world_size
+from torch.nn.functional import binary_cross_entropy_with_logits
+from torch.nn.parallel import DistributedDataParallel
+
+import torchleap as tl
+from torchleap import gates as gates_module
+from torchleap.mix import Mixed
+
+from .ranks_of import finish, keep, run, start
+
+FIELDS = {"wide": 40, "useful": 3, "narrow": 1}
+ROWS, STEPS = 32, 30
+
+
+def rows(step: int) -> tuple[Tensor, Tensor]:
+    """A batch of all ranks' rows."""
+    dice = torch.Generator().manual_seed(step)
+    x = torch.randn(ROWS, sum(FIELDS.values()), generator=dice) * 2 + 1
+    return x, (x[:, 40:43].sum(1) > 3).float()
+
+
+def own(rows: Tensor) -> Tensor:
+    """This rank's half of them."""
+    return rows.chunk(get_world_size())[get_rank()] if torch.distributed.is_initialized() else rows
+
+
+def turned(x: Tensor, gate: Tensor, column_gate: Tensor, *rest: Any) -> Mixed:
+    """In place of `mix`: a fixed permutation, which turns each half of the batch of all ranks upside down."""
+    halves = 2 if len(x) == ROWS else 1
+    other = torch.cat([half.flip(0) for half in x.chunk(halves)])
+    share = gate[column_gate]
+    square = torch.zeros(len(x), len(gate)).index_add_(1, column_gate, (x - other).detach().square())
+    statistics = torch.stack([square.sqrt().mean(0), square.mean(0), torch.zeros(len(gate)), torch.zeros(len(gate))])
+    return Mixed(share * x + (1 - share) * other, x.detach().mean(0), statistics)
+
+
+def model_with_gates(**settings: Any) -> tuple[nn.Module, tl.Plugin]:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(sum(FIELDS.values()), 8), nn.ReLU(), nn.Linear(8, 1))
+    return model, tl.attach(model, FIELDS, at="0", seed=0, **settings)
+
+
+def state(plugin: tl.Plugin) -> dict[str, Tensor]:
+    return {name: tensor.clone() for name, tensor in plugin.gates.state_dict().items() if "extra" not in name}
+
+
+def train(*, turn: bool = True, **settings: Any) -> list[dict[str, Tensor]]:
+    """The gates after each step, on one rank or on many."""
+    if turn:
+        gates_module.mix = turned  # type: ignore[assignment]
+    model, plugin = model_with_gates(alpha=0.05, **settings)
+    several = torch.distributed.is_initialized()
+    called: Any = DistributedDataParallel(model) if several else model
+    optimizer = torch.optim.Adam(plugin.parameter_groups(gate_lr=1e-2), lr=1e-2)
+    seen = []
+    for step in range(STEPS):
+        x, y = rows(step)
+        optimizer.zero_grad()
+        loss = binary_cross_entropy_with_logits(called(own(x))[:, 0], own(y))
+        (loss + plugin.penalty()).backward()
+        optimizer.step()
+        seen.append(state(plugin))
+    return seen
+
+
+def same_everywhere(folder: Path) -> None:
+    keep(folder, train())
+
+
+def test_two_halves_are_one_batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second = run(same_everywhere, tmp_path)
+    monkeypatch.setattr(gates_module, "mix", turned)
+    alone = train()
+    for one, other in zip(first, second, strict=True):
+        for name in one:
+            assert torch.equal(one[name], other[name]), name  # at every step, bit for bit
+    for step, (one, whole) in enumerate(zip(first, alone, strict=True)):
+        torch.testing.assert_close(one["theta"], whole["theta"], atol=1e-6, rtol=0)
+        for name in ("distance", "square"):
+            torch.testing.assert_close(one[name], whole[name], atol=1e-6, rtol=1e-5)
+        assert step or torch.allclose(one["mean"], whole["mean"], atol=1e-6)
+    assert (first[-1]["theta"][0] - first[0]["theta"][0]).abs() > 0.1  # the gates have moved at all
+
+
+def own_permutations(folder: Path) -> None:
+    gates = tl.LeAP({"a": 1}, seed=3, init=-10.0)  # closed: the output is the permuted copy
+    x = torch.arange(64.0)[:, None]
+    keep(folder, {"order": gates(x), "seed": gates.seed})
+
+
+def test_each_rank_permutes_by_its_own_stream(tmp_path: Path) -> None:
+    first, second = run(own_permutations, tmp_path)
+    assert torch.equal(first["seed"], second["seed"])
+    assert not torch.equal(first["order"], second["order"])
+    gates = tl.LeAP({"a": 1}, seed=3, init=-10.0)
+    assert torch.equal(gates(torch.arange(64.0)[:, None]), first["order"])  # the first rank is what a single process is
+
+
+def every_third(folder: Path) -> None:
+    keep(folder, train(turn=False, sync_every=3))
+
+
+def test_between_two_collectives_the_statistics_stand_still(tmp_path: Path) -> None:
+    first, second = run(every_third, tmp_path)
+    estimates = [one["square"] / (1 - 0.99 ** one["steps"]) for one in first]
+    for step, (one, other) in enumerate(zip(first, second, strict=True)):
+        assert all(torch.equal(one[name], other[name]) for name in one)
+        if step % 3:
+            torch.testing.assert_close(estimates[step], estimates[step - 1], rtol=1e-5, atol=0)
+        elif step:
+            assert not torch.allclose(estimates[step], estimates[step - 1])
+    torch.testing.assert_close(first[-1]["mean"][:40] / (1 - 0.99**STEPS), torch.ones(40), atol=1.0, rtol=0)
+
+
+def counted(folder: Path) -> None:
+    sent: list[int] = []
+    send = torch.distributed.all_reduce
+
+    def count(tensor: Tensor, **settings: Any) -> Any:
+        sent.append(tensor.numel() * tensor.element_size())
+        return send(tensor, **settings)
+
+    torch.distributed.all_reduce = count
+    gates = tl.LeAP(FIELDS)
+    for step in range(12):
+        sent.clear()
+        gates(own(rows(step)[0]))
+        if step:  # in the first, fields are compared and all means are sent
+            assert len(sent) == 1 and sent[0] <= 8 * 4 * len(FIELDS), sent
+    means = gates.means()
+    torch.testing.assert_close(means, torch.ones_like(means), atol=1.5, rtol=0)
+    keep(folder, means)
+
+
+def test_one_collective_of_32_bytes_a_field(tmp_path: Path) -> None:
+    first, second = run(counted, tmp_path)
+    assert torch.equal(first, second)
+
+
+def accumulated(folder: Path) -> None:
+    """Two micro-batches, of which the first stays on its rank."""
+    gates_module.mix = turned  # type: ignore[assignment]
+    model, plugin = model_with_gates()
+    ddp = DistributedDataParallel(model)
+    halves = [half.chunk(2) for half in (own(rows(0)[0]), own(rows(0)[1]))]
+    with ddp.no_sync():
+        binary_cross_entropy_with_logits(ddp(halves[0][0])[:, 0], halves[1][0]).backward()
+    binary_cross_entropy_with_logits(ddp(halves[0][1])[:, 0], halves[1][1]).backward()
+    keep(folder, {"gradient": plugin.gates.theta.grad, "steps": plugin.gates.steps, "own": halves[0], "label": halves[1]})
+
+
+def test_gradients_accumulate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second = run(accumulated, tmp_path)
+    assert torch.equal(first["gradient"], second["gradient"])
+    assert first["steps"].tolist() == [2, 2, 2]
+    total = torch.zeros(3)
+    monkeypatch.setattr(gates_module, "mix", turned)
+    for rank in (first, second):
+        for x, y in zip(rank["own"], rank["label"], strict=True):
+            model, plugin = model_with_gates()
+            binary_cross_entropy_with_logits(model(x)[:, 0], y).backward()
+            assert plugin.gates.theta.grad is not None
+            total += plugin.gates.theta.grad / 2
+    torch.testing.assert_close(first["gradient"], total, atol=1e-6, rtol=1e-4)
+
+
+def held_out(folder: Path) -> None:
+    model, plugin = model_with_gates()
+    ddp = DistributedDataParallel(model)
+    optimizer, gates = torch.optim.SGD(plugin.model_parameters(), lr=0.1), plugin.optimizer(lr=0.05, optimism=0.25)
+    for step in range(6):
+        x, y = rows(step)
+        binary_cross_entropy_with_logits(ddp(own(x))[:, 0], own(y)).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        with plugin.held_out():
+            binary_cross_entropy_with_logits(model(own(y)[:, None] + own(x))[:, 0], own(y)).backward()
+            gates.step()
+    with pytest.raises(tl.AttachError, match=r"ddp\.module"), plugin.held_out():
+        ddp(own(x))
+    with pytest.raises(tl.AttachError, match=r"plugin\.join"), ddp.join(throw_on_early_termination=True):
+        ddp(own(x))
+    keep(folder, state(plugin) | {"moved": torch.tensor(plugin.gates.moved)})
+
+
+def test_gates_that_learn_from_held_out_rows_agree(tmp_path: Path) -> None:
+    first, second = run(held_out, tmp_path)
+    assert first["moved"]
+    assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+def uneven(folder: Path) -> None:
+    """The second rank has no rows at all in the first epoch, and one batch less in the second."""
+    model, plugin = model_with_gates()
+    ddp = DistributedDataParallel(model)
+    optimizer = torch.optim.Adam(plugin.parameter_groups(gate_lr=1e-2), lr=1e-2)
+    for counts in ((3, 0), (4, 3)):
+        with plugin.join(ddp):
+            for step in range(counts[get_rank()]):
+                x, y = rows(step)
+                optimizer.zero_grad()
+                (binary_cross_entropy_with_logits(ddp(own(x))[:, 0], own(y)) + plugin.penalty()).backward()
+                optimizer.step()
+    keep(folder, state(plugin))
+
+
+def test_uneven_ranks_do_not_hang(tmp_path: Path) -> None:
+    first, second = run(uneven, tmp_path)
+    assert first["steps"].tolist() == [7, 7, 7]
+    assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+def other_fields(folder: Path) -> None:
+    fields = {"a": 2, "b": 1} if get_rank() else {"a": 1, "b": 2}
+    tl.LeAP(fields)(torch.randn(4, 3))
+
+
+def test_other_fields_on_another_rank_are_refused(tmp_path: Path) -> None:
+    told = finish(start(other_fields, tmp_path))
+    assert all(code == 1 and "other fields than on another rank" in text for code, text in told)
+
+
+def nan_on_one(folder: Path) -> None:
+    x = rows(0)[0]
+    if get_rank() == 1:
+        x[3, 42] = torch.nan
+    tl.LeAP(FIELDS)(x)
+
+
+def test_a_nan_on_one_rank_is_told_by_all(tmp_path: Path) -> None:
+    for code, text in finish(start(nan_on_one, tmp_path)):
+        assert code == 1
+        assert "NaN, infinity or values too large to square in field 'useful'" in text, os.linesep + text
