@@ -66,6 +66,29 @@ def test_names_and_separator_are_for_files_without_a_header(tmp_path):
     assert [column["name"] for column in json.loads(result.stdout)["columns"]] == ["label", "word"]
 
 
+def test_a_name_of_a_column_may_hold_a_comma(tmp_path):
+    path = tmp_path / "rows.txt"
+    path.write_text("1\ta\n0\tb\n" * 30)
+    result = run("data", "inspect", path, "--names", '"label, or not",word', "--separator", "tab", "--json")
+    assert [column["name"] for column in json.loads(result.stdout)["columns"]] == ["label, or not", "word"]
+
+
+@pytest.mark.parametrize(
+    ("words", "options"),
+    [
+        (["select"], ["--protect", "--drop", "--cost", "--names"]),
+        (["predict"], ["--names"]),
+        (["data", "inspect"], ["--names"]),
+        (["data", "convert"], ["--names"]),
+    ],
+)
+def test_the_help_of_every_list_tells_how_to_give_a_name_with_a_comma(words, options):
+    told = " ".join(run(*words, "--help").stdout.split()).split(" --")
+    for option in options:
+        (own,) = [text for text in told if text.startswith(f"{option[2:]} <str>")]
+        assert """'"a,b\"""" in own, option
+
+
 def test_the_label_may_be_a_rating_or_a_word(tmp_path):
     path = tmp_path / "rows.csv"
     path.write_text("stars,mood\n" + "".join(f"{i % 5 + 1},{'good' if i % 4 else 'bad'}\n" for i in range(100)))

@@ -107,11 +107,16 @@ def test_help_shows_an_example(capsys, words, example):
         (["bench", "--data", "clicks.csv", "--out", "OUT"], "clicks.csv needs a label: give --label COLUMN."),
         (["bench", "--data", "no.csv", "--label", "click", "--out", "OUT"], "There is no file no.csv."),
         (["bench", "--grid", "no.toml", "--out", "OUT"], "no.toml cannot be read or written: No such file or directory."),
-        (["bench", "--data", "truth@0", "--jobs", "9999", "--out", "OUT"], "9999 jobs of 1 threads each are more than"),
+        (["bench", "--data", "truth@0", "--jobs", "9999", "--out", "OUT"], "9,999 jobs of 1 thread each are more than"),
         (["bench", "--data", "census", "--out", "OUT"], "census is not made but read: say where it lies, with --folder"),
         (["bench", "roi", "--pruned", "1.5", "--out", "OUT"], "a share must be at least 0 and below 1, but is 1.5"),
         (["bench", "roi", "--pruned", "some", "--out", "OUT"], "--pruned must be numbers"),
         (["bench", "stpwise"], "No such command 'stpwise'"),
+        (["bench", "--data", "ml-1m", "stepwise", "--out", "OUT"], "Expected --data behind stepwise, but found it before"),
+        (
+            ["bench", "roi", "--data", "truth@0", "--rows", "1000", "--dims", "300", "--out", "OUT"],
+            "Expected --data without --rows, --dims, but found both. The log is made only without --data",
+        ),
     ],
 )
 def test_bad_input_is_one_sentence_and_leaves_nothing(capsys, tmp_path, monkeypatch, words, sentence):
@@ -182,9 +187,39 @@ def test_a_failure_is_told_beside_the_table(place, capsys, monkeypatch):
         raise TorchleapError("Not today.")
 
     monkeypatch.setattr(Random, "score", refuse)
-    out, err = said(capsys, "bench", "--grid", place / "small.toml", "--out", place / "failed", "--quiet", *ALONE)
-    assert err.splitlines() == [f"Failed: tiny: search by Random, seed {seed}: Not today." for seed in range(2)]
+    words = ("bench", "--grid", place / "small.toml", "--out", place / "failed", *ALONE)
+    out, err = said(capsys, *words, "--quiet", code=1)
+    assert err.splitlines() == [
+        *(f"Failed: tiny: search by Random, seed {seed}: Not today." for seed in range(2)),
+        "2 trials failed, so the tables have gaps; the same command tries again.",
+    ]
+    assert {path.name for path in (place / "failed").iterdir()} == FILES
+    assert len(json.loads(said(capsys, *words, "--json", code=1)[0])["failures"]) == 2
     assert next(line.split() for line in out.splitlines() if line.startswith("random")) == ["random", "-", "-", "-"]
+
+
+@pytest.mark.parametrize(
+    ("command", "options", "refused_ones"),
+    [
+        ([], ["--data", "truth@0"], "--data"),
+        ([], ["--epochs", "100", "--shares", "0.5", "--label", "y"], "--shares, --label, --epochs"),  # also what is the default
+        ([], ["--retrain-seeds", "5", "--methods", "leap"], "--methods, --retrain-seeds"),
+        (["stepwise"], ["--seeds", "5", "--models", "dcn"], "--models, --seeds"),
+        (["roi"], ["--rows", "5000", "--batch", "64"], "--rows, --batch"),
+    ],
+)
+def test_a_grid_and_options_that_it_would_pass_over_are_refused(place, capsys, command, options, refused_ones):
+    words = ("bench", *command, "--grid", place / "small.toml", "--out", place / "never", *options)
+    told = refused(capsys, *words)
+    assert sorted(told.split(" without ")[1].split(", but ")[0].split(", ")) == sorted(refused_ones.split(", "))
+    assert told.endswith("but found both. Write that into the grid, or leave --grid out.")
+    assert not (place / "never").exists()
+
+
+def test_options_that_a_grid_does_not_say_go_with_it(place, capsys):
+    words = ("--grid", place / "small.toml", "--out", place / "beside", "--pruned", "0.3", "--steps", "0", "--threads", "1")
+    out, _ = said(capsys, "bench", "roi", *words, "--folder", place, "--json", *ALONE)
+    assert [row[0] for row in json.loads(out)["tables"][0]["rows"]] == ["30%"]
 
 
 def test_control_c_says_how_to_go_on(place, capsys, monkeypatch):
@@ -286,6 +321,8 @@ def test_stepwise_from_the_command_line(place, capsys):
     assert out.count("retained") + out.count("suppressed") == 3
     assert {path.name for path in (place / "steps").iterdir()} == FILES
     record = json.loads((place / "steps" / "report.json").read_text())
+    assert record["settings"]["retrain_seeds"] == 2
+    assert not {"shares", "search_seeds"} & record["settings"].keys()
     assert [curve["title"] for curve in record["curves"]] == ["Gates over the training: clicks", "Polarisation: clicks"]
 
 
@@ -302,6 +339,9 @@ def test_roi_from_the_command_line(place, capsys, monkeypatch, seeds):
     bands = [point[2:] for curve in content["curves"] for series in curve["series"] for point in series["points"]]
     assert all((low is None) == (high is None) == (seeds == 1) for low, high in bands)
     assert {path.name for path in (place / f"roi{seeds}").iterdir()} == FILES
+    settings = json.loads((place / f"roi{seeds}" / "report.json").read_text())["settings"]
+    assert (settings["pruned"], settings["steps"], settings["search_seeds"]) == ([0.1, 0.5], 2, seeds)
+    assert not {"shares", "retrain_seeds"} & settings.keys()  # of the grid, but not of this table
 
 
 @pytest.mark.parametrize(

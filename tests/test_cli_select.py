@@ -132,6 +132,24 @@ def test_when_nothing_goes_the_verdict_claims_nothing(place, capsys):
     ]
 
 
+@pytest.mark.parametrize(
+    ("more", "told"),
+    [
+        (["--dims", "1000"], "By this rule none of them has to go. Another one drops some"),
+        (
+            ["--time-limit", "600", "--threshold", "1e-9"],
+            "within 600 seconds they may have had too few steps. Another one drops some",
+        ),
+    ],
+)
+def test_when_all_stay_the_verdict_tells_why(place, tmp_path, capsys, more, told):
+    words = ("select", str(place / "clicks.parquet"), *FAST, "--epochs", "1", *more, "--quiet")
+    assert cli.main([*words, "--out", str(tmp_path / "out")]) == 0
+    first, second = capsys.readouterr().out.splitlines()
+    assert first == "All 4 fields stay."
+    assert told in second
+
+
 def on_a_terminal(place, *words):
     """What a terminal of 120 columns gets."""
     ours, theirs = pty.openpty()
@@ -378,10 +396,14 @@ def test_compare_tells_the_differences(result, place, tmp_path, capsys):
     assert "No such file" in refused(capsys, "compare", folder, tmp_path / "nothing.json")
 
 
-def test_doctor_tells_versions_and_the_kernel(capsys):
+def test_doctor_tells_versions_and_the_kernel(capsys, monkeypatch):
+    monkeypatch.setenv("TORCHLEAP_DATA", "/some/where")
+    monkeypatch.delenv("TORCHLEAP_CACHE", raising=False)
     assert cli.main(["doctor", "--json"]) == 0
     content = json.loads(capsys.readouterr().out)
     assert content.keys() == {"versions", "speed", "devices", "folders"}
+    assert content["folders"]["TORCHLEAP_DATA"] == "/some/where"
+    assert content["folders"]["TORCHLEAP_CACHE"] == "not set: beside the data"
     assert cli.main(["doctor"]) == 0
     assert re.search(r"torchleap +\d", capsys.readouterr().out)
 
@@ -419,6 +441,7 @@ def test_only_close_calls_are_told():
 def test_long_lists_are_shortened():
     assert shortened([]) == "nothing"
     assert shortened(["a", "b"]) == "a, b"
+    assert shortened(["a,b", "c"]) == '"a,b", c'
     assert shortened([str(number) for number in range(14)]).endswith("10, 11 and 2 more, see selection.json")
 
 

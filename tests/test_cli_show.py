@@ -3,7 +3,7 @@ import pytest
 pytest.importorskip("typer")
 pytest.importorskip("rich")
 
-from torchleap.cli.show import listed, numbers_by_name
+from torchleap.cli.show import joined, listed, names_of, numbers_by_name
 from torchleap.errors import TorchleapError
 
 
@@ -67,3 +67,16 @@ def test_what_is_no_number_by_name_is_told(given, sentence):
     with pytest.raises(TorchleapError) as told:
         numbers_by_name(given, "--cost")
     assert sentence in str(told.value)
+
+
+def test_names_are_read_like_lists_but_each_column_has_one():
+    assert names_of(None) is None
+    assert names_of('a, "b,c",d') == ["a", "b,c", "d"]
+    assert names_of("a,,b") == ["a", "", "b"]  # to pass over it would move the names of all columns behind it
+    with pytest.raises(TorchleapError, match="with every double quote closed"):
+        names_of('a,"b')
+
+
+@pytest.mark.parametrize("names", [[], ["a", "b"], ["a,b", "c"], ['"x" wide', 'say "no", twice', "it's"]])
+def test_a_list_that_is_shown_can_be_given_again(names):
+    assert listed(joined(names)) == names

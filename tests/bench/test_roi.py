@@ -139,6 +139,32 @@ def test_tables_and_curves_show_the_differences_and_what_it_took(done, grid):
     assert "without fine-tuning" in Report(record_of("Pruning", found.tables(), curves, grid, runner)).html()
 
 
+def with_dims(found, dims):
+    """The same, but that many dimensions went at the last share for shark."""
+    points = {seed: [*own["points"][:-1], own["points"][-1] | {"dims": dims}] for seed, own in found.methods["shark"].items()}
+    shark = {seed: own | {"points": points[seed]} for seed, own in found.methods["shark"].items()}
+    return replace(found, methods={**found.methods, "shark": shark})
+
+
+def test_a_share_that_whole_fields_cannot_meet_is_shown_as_it_is(done):
+    found, *_ = done
+    wide = with_dims(found, 21)  # of 36
+    table = wide.tables()[0]
+    mean = wide.differences("pruned")["shark"][2]
+    assert table.rows[2][1:4:2] == ("18", f"{signed(mean)} (58%)")
+    assert table.notes[-1] == "(in brackets): the share that went, where it rounds to another; fields go whole."
+    assert wide.curves()[0]["series"][1]["points"][2][0] == pytest.approx(100 * 21 / 36)
+    same = with_dims(found, 18).tables()[0]
+    assert same.rows[2][3] == signed(mean)
+
+
+def test_one_seed_claims_no_interval(done):
+    found, *_ = done
+    alone = replace(found, full={0: found.full[0]}, methods={method: {0: own[0]} for method, own in found.methods.items()})
+    assert alone.tables()[0].notes[1].startswith("One seed, so there is no interval; paired with the model of all fields")
+    assert found.tables()[0].notes[1].startswith("Mean and 95 % interval over 2 seeds; paired")
+
+
 def test_files_that_only_the_run_needed_are_gone(done):
     _, runner, _ = done
     assert list((runner.folder / "state").iterdir()) == []

@@ -128,6 +128,27 @@ def made(samples, grid=None, metric="auc"):
     return SearchRetrain(grid, {"tiny": DataSet("tiny", None, 32)}, metrics, {})
 
 
+@pytest.mark.parametrize(
+    ("search_seeds", "retrain_seeds", "note"),
+    [
+        (
+            2,
+            1,
+            "Mean and 95 % interval over 2 search seeds x 1 retrain seed; seeds that led to the same fields count as one run.",
+        ),
+        (
+            1,
+            3,
+            "Mean and 95 % interval over 1 search seed x 3 retrain seeds; seeds that led to the same fields count as one run.",
+        ),
+        (1, 1, "1 search seed x 1 retrain seed: one run each, so there is no interval, and no lead counts as one."),
+    ],
+)
+def test_notes_count_the_seeds(search_seeds, retrain_seeds, note):
+    grid = Grid.of([TINY], ["leap", "lasso"], shares=(0.5,), search_seeds=search_seeds, retrain_seeds=retrain_seeds)
+    assert table_named(made({"leap": {(0, 0): 0.7}, "lasso": {(0, 0): 0.6}}, grid), "AUC").notes[0] == note
+
+
 def test_lower_log_loss_is_better_in_verdicts_and_ranks():
     clear = {
         "leap": {(0, 0): 0.40, (0, 1): 0.41, (1, 0): 0.40},
@@ -167,6 +188,7 @@ def test_a_method_whose_search_fails_is_shown_as_a_dash_and_the_others_are_there
     assert "-" not in shown["random"] + shown["none"]
     assert cells(table_named(result, "Seconds"))["lasso"] == ["-"]
     assert cells(table_named(result, "F1"))["lasso"] == ["-", "-"]
+    assert table_named(result, "F1").title == "F1 on useful fields, 1 data set of which the truth is known, wide_deep"
     assert list(runner.failures.values()) == ["tiny: search by Lasso, seed 0: Lasso cannot."]
 
 

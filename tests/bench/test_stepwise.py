@@ -114,8 +114,18 @@ def test_labels_differences_and_metrics_of_the_steps(trained, grid, tmp_path):
     assert table.rows[0][:4] + table.rows[0][5:] == ("1", "[main_dense_1]", "retained", "0.990", None, "strong")
     assert table.rows[2][1] == "+ main_sparse_1 (peak)"
     assert table.rows[4][1:3] + table.rows[4][-1:] == ("+ copy_1", "suppressed", "redundant")
-    assert "over 3 seeds" in table.notes[0]
+    assert table.notes[0].startswith("Mean and 95 % interval over 3 seeds; ")
+    assert table.notes[1].endswith("no impact: all others. The first field is called strong.")
     assert "Polarisation: 50% of the gates" in table.notes[2]  # 0.99 and six of 0.01, of 14
+
+
+def test_one_seed_says_what_its_labels_rest_on(trained, tmp_path):
+    (found,) = stepwise(Grid.of([TINY], "leap", retrain_seeds=1, training=ONCE), Runner(tmp_path))
+    (table,) = found.tables()
+    assert "±" not in table.text()
+    assert table.notes[0].startswith("One seed, so there is no interval; ")
+    assert table.notes[1].endswith("so no other gain or loss counts as beyond it: give more --seeds.")
+    assert {step.label for step in found.steps[1:]} == {"redundant", "no impact"}  # as the note says
 
 
 def test_if_no_gate_is_open_the_best_one_is_retained(trained, grid, tmp_path, monkeypatch):
@@ -162,7 +172,7 @@ def test_it_needs_all_of_its_models(trained, grid, tmp_path, monkeypatch):
         raise TorchleapError("Too few rows.")
 
     monkeypatch.setattr(RetrainTrial, "run", refuse)
-    with pytest.raises(TorchleapError, match="needs all of its models, but: tiny: train on 1 fields, seed 0: Too few rows"):
+    with pytest.raises(TorchleapError, match="needs all of its models, but: tiny: train on 1 field, seed 0: Too few rows"):
         stepwise(grid, Runner(tmp_path))
 
 

@@ -97,6 +97,20 @@ def test_hostile_names_are_shown_and_not_run(visit):
     assert page.evaluate("window.hacked === undefined && document.images.length === 0")
 
 
+@pytest.mark.parametrize("viewport", [LAPTOP, PHONE], ids=["laptop", "phone"])
+def test_the_command_is_broken_between_words_and_copied_as_it_is(visit, viewport):
+    command = (
+        "torchleap select 'my clicks.parquet' " + " ".join(f"--some-option-{n} {n}" for n in range(20)) + f" --out {'x' * 90}"
+    )
+    page = visit(select_record(12) | {"command": command}, viewport)
+    lines = page.evaluate("[...document.querySelectorAll('#command span')].map((word) => word.getClientRects().length)")
+    assert set(lines) == {1}
+    assert page.evaluate("document.querySelector('#command').clientHeight > 40")  # else nothing had to be broken
+    page.locator("#copy").click()
+    assert page.evaluate("getSelection().toString()") == command
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+
+
 def test_search_filters_the_ladder_and_the_table_together(visit):
     page = visit(select_record(64))
     page.locator(".query").first.fill("PRICE")

@@ -8,6 +8,7 @@ from datetime import datetime
 from importlib.metadata import version
 from typing import Any
 
+from ..text import plural
 from .grid import Grid
 from .running import Runner
 from .tables import Table
@@ -24,7 +25,8 @@ def record_of(
         "created": datetime.now().isoformat(timespec="seconds"),
         "command": None,
         "versions": {name: version(name) for name in ("torchleap", "torch")} | {"python": platform.python_version()},
-        "machine": f"{platform.machine()}, {os.cpu_count()} cores, {sys.platform}; {runner.jobs} x {runner.threads} threads",
+        "machine": f"{platform.machine()}, {plural(os.cpu_count() or 1, 'core')}, {sys.platform}; "
+        f"{runner.jobs} x {plural(runner.threads, 'thread')}",
         "settings": {
             "data": {recipe.name: {"kind": recipe.kind, **recipe.settings} for recipe in grid.data},
             "methods": {name: repr(method) for name, method in grid.methods.items()},

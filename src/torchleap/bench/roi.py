@@ -24,7 +24,7 @@ from .grid import REFERENCE, Grid
 from .running import Runner
 from .sets import DataSet
 from .statistics import Mean, Sample, mean_of
-from .tables import Table, signed
+from .tables import Table, over_seeds, signed
 from .trials import SearchTrial, Trial
 
 PRUNED = (0.04, 0.15, 0.2, 0.3, 0.35, 0.4, 0.5)  # shares of the dimensions, as in the paper
@@ -175,25 +175,42 @@ class Roi:
             ]
         return found
 
+    def removed(self) -> dict[str, list[float]]:
+        """By method, for each share: the share of the dimensions that went; fields go whole, so it may be more."""
+        dims = self.data.task.fields.dims
+        return {
+            method: [
+                sum(result["points"][place]["dims"] for result in results.values()) / len(results) / dims
+                for place in range(len(self.prunings.shares))
+            ]
+            for method, results in self.methods.items()
+        }
+
     def tables(self) -> list[Table]:
         """The differences without and with fine-tuning, and the costs of the searches."""
         stages: list[Stage] = ["pruned", "tuned"] if self.prunings.steps else ["pruned"]
         return [*(self._differences_table(stage) for stage in stages), self._cost_table()]
 
     def _differences_table(self, stage: Stage) -> Table:
-        found = self.differences(stage)
+        found, removed = self.differences(stage), self.removed()
         dims = self.data.task.fields.dims
         rows = [
-            (f"{share:.0%}", f"{round(share * dims):,}", *(signed(found[method][place]) for method in found))
+            (
+                f"{share:.0%}",
+                f"{round(share * dims):,}",
+                *(signed(found[method][place]) + _other(removed[method][place], share) for method in found),
+            )
             for place, share in enumerate(self.prunings.shares)
         ]
         after = "without fine-tuning" if stage == "pruned" else f"after {self.prunings.steps} steps of fine-tuning"
         level = mean_of([Sample(str(seed), full[stage][self.metric]) for seed, full in self.full.items()])
+        more = any(cell.endswith(")") for row in rows for cell in row)
         title = f"{self.metric.upper()} difference by share of dimensions pruned, {after}: {self.data.name}, {self.model}"
         notes = (
             f"All fields: {level.value:.4f}; {dims:,} dimensions, {len(self.data.task.fields)} fields.",
-            f"Mean and 95 % interval over {len(self.full)} seeds, paired with the model of all fields of the same seed"
+            f"{over_seeds(len(self.full))}; paired with the model of all fields of the same seed"
             + (" after the same fine-tuning." if stage == "tuned" else ": its dropped fields are set to their means."),
+            *(["(in brackets): the share that went, where it rounds to another; fields go whole."] if more else []),
         )
         return Table(title, ("pruned", "dims", *found), tuple(rows), notes)
 
@@ -209,7 +226,7 @@ class Roi:
     def curves(self) -> list[dict[str, Any]]:
         """Differences by share, with their intervals as bands."""
         stages: list[Stage] = ["pruned", "tuned"] if self.prunings.steps else ["pruned"]
-        titles = {"pruned": "without fine-tuning", "tuned": "after fine-tuning"}
+        titles, removed = {"pruned": "without fine-tuning", "tuned": "after fine-tuning"}, self.removed()
         return [
             {
                 "title": f"{self.metric.upper()} difference {titles[stage]}: {self.data.name}, {self.model}",
@@ -220,7 +237,7 @@ class Roi:
                         "name": method,
                         "points": [
                             [100 * share, mean.value, *((None, None) if mean.runs == 1 else (mean.low, mean.high))]
-                            for share, mean in zip(self.prunings.shares, means, strict=True)
+                            for share, mean in zip(removed[method], means, strict=True)
                         ],
                     }
                     for method, means in self.differences(stage).items()
@@ -228,6 +245,11 @@ class Roi:
             }
             for stage in stages
         ]
+
+
+def _other(removed: float, share: float) -> str:
+    """The share that went, where the table would not tell it."""
+    return "" if f"{removed:.0%}" == f"{share:.0%}" else f" ({removed:.0%})"
 
 
 def roi(grid: Grid, runner: Runner, prunings: Prunings) -> list[Roi]:

@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 import torch
 
 from ..errors import TorchleapError, is_whole, refuse_settings
+from ..text import plural
 from .sets import DataSet, Progress, Recipe
 from .store import Store
 from .trials import Trial
@@ -76,7 +77,8 @@ class Runner:
         )
         if jobs * threads > max(cores(), threads):
             raise TorchleapError(
-                f"{jobs} jobs of {threads} threads each are more than this machine's {cores()} cores. Give fewer jobs or threads."
+                f"{plural(jobs, 'job')} of {plural(threads, 'thread')} each are more than this machine's "
+                f"{plural(cores(), 'core')}. Give fewer jobs or threads."
             )
         self.folder, self.jobs, self.threads = Path(folder), jobs, threads
         self.store = Store(self.folder / STORE)

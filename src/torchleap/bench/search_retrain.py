@@ -8,6 +8,7 @@ from typing import Any
 from ..methods import LeAP
 from ..metrics import s_auc
 from ..selection import select
+from ..text import plural
 from .grid import REFERENCE, Grid
 from .running import Runner
 from .sets import DataSet
@@ -67,9 +68,12 @@ class SearchRetrain:
         return Table(title, ("method", *means, *extra[metric]), tuple(rows), self._notes())
 
     def _notes(self) -> tuple[str, ...]:
-        seeds = f"{self.grid.search_seeds} search seeds x {self.grid.retrain_seeds} retrain seeds"
+        seeds = f"{plural(self.grid.search_seeds, 'search seed')} x {plural(self.grid.retrain_seeds, 'retrain seed')}"
+        alone = self.grid.search_seeds == self.grid.retrain_seeds == 1
         return (
-            f"Mean and 95 % interval over {seeds}; seeds that led to the same fields count as one run.",
+            f"{seeds}: one run each, so there is no interval, and no lead counts as one."
+            if alone
+            else f"Mean and 95 % interval over {seeds}; seeds that led to the same fields count as one run.",
             f"Against {self.grid.leap}: > better, < worse, = a tie; paired t-test over seeds, Holm's correction, 5 %.",
             f"{REFERENCE}: all fields.",
         )
@@ -97,7 +101,7 @@ class SearchRetrain:
             gated = isinstance(self.grid.methods[method], LeAP)
             cells = (list(own.values()), marks.get(method)), (opened[method] if gated else [], None)
             rows.append((method, *(_cell(mean_of(samples), mark) if samples else None for samples, mark in cells)))
-        title = f"F1 on useful fields, {len(known)} data sets of which the truth is known, {model}"
+        title = f"F1 on useful fields, {plural(len(known), 'data set')} of which the truth is known, {model}"
         notes = (
             "Best: of as many fields as are useful, by score. Open: of the fields whose gate is above 0.5.",
             "A copy of a useful field stands for it; a worthless field in its place is a mistake.",

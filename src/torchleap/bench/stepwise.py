@@ -12,13 +12,14 @@ from .grid import Grid
 from .running import Runner
 from .sets import DataSet
 from .statistics import Mean, Sample, compare, mean_of, polarisation
-from .tables import Table, interval_text, signed
+from .tables import Table, interval_text, over_seeds, signed
 from .trials import RetrainTrial, SearchTrial
 
 Label = Literal["strong", "weak", "redundant", "no impact", "harmful"]
 STRONG = 0.01  # a difference of the AUC from which on a field is a strong signal
 MATTERS = 0.001  # a difference of the AUC that counts in practice, as the paper has it
 ALONE = 0.55  # the AUC from which on a field by itself is informative
+ONE_SEED = "One seed tells nothing about noise, so no other gain or loss counts as beyond it: give more --seeds."
 LINES = 12  # fields up to which each has its own line in the picture
 
 
@@ -64,9 +65,10 @@ class Stepwise:
         metric = self.metric.upper()
         columns = ("step", "fields", "zone", "gate", f"validation {metric}", "difference", "label")
         notes = (
-            f"Mean and 95 % interval over {self.seeds} seeds; differences, paired, are to the step before or to the peak.",
-            f"strong: gains at least {STRONG}; weak: gains less, beyond noise; harmful: loses at least {MATTERS}, beyond noise; "
-            f"redundant: none of these, but has an {metric} of {ALONE} or more by itself; no impact: all others.",
+            f"{over_seeds(self.seeds)}; differences, paired, are to the step before or to the peak.",
+            f"Beyond noise, strong: gains at least {STRONG}; weak: gains less; harmful: loses at least {MATTERS}; "
+            f"redundant: none of these, but has an {metric} of {ALONE} or more by itself; no impact: all others. "
+            "The first field is called strong." + ("" if self.seeds > 1 else f" {ONE_SEED}"),
             f"Polarisation: {self.polarisation:.0%} of the gates are within 0.05 of 0 or 1.",
         )
         return [Table(title, columns, tuple(rows), notes)]

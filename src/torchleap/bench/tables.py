@@ -120,6 +120,15 @@ def signed(mean: Mean, digits: int = 4) -> str:
     return (text if float(text) else text[1:]) + _margin(mean, digits)
 
 
+def over_seeds(seeds: int) -> str:
+    """What the numbers of a table rest on, for its notes.
+
+    >>> over_seeds(3), over_seeds(1)
+    ('Mean and 95 % interval over 3 seeds', 'One seed, so there is no interval')
+    """
+    return f"Mean and 95 % interval over {seeds} seeds" if seeds > 1 else "One seed, so there is no interval"
+
+
 def write_tables(tables: Sequence[Table], folder: Path, name: str) -> None:
     """Write the tables below each other to NAME.txt, NAME.md and NAME.tex; the folder is made where it is missing."""
     folder.mkdir(parents=True, exist_ok=True)

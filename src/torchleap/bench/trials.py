@@ -11,6 +11,7 @@ from ..methods import Method
 from ..models import Backbone
 from ..searching import retrain, search
 from ..selecting import trajectories
+from ..text import plural
 from ..train import Training
 from .sets import DataSet, Recipe
 
@@ -79,8 +80,8 @@ class RetrainTrial(Trial):
     @property
     def title(self) -> str:
         """Which training it is."""
-        what = "all" if self.kept is None else str(len(self.kept))
-        return f"{self.data.name}: train on {what} fields, seed {self.training.seed}"
+        what = "all fields" if self.kept is None else plural(len(self.kept), "field")
+        return f"{self.data.name}: train on {what}, seed {self.training.seed}"
 
     def run(self, found: DataSet, state: Path) -> dict[str, Any]:
         """Train, and measure on the validation and the test rows."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from ..errors import TorchleapError
+from ..text import plural
 from .show import as_json, listed, show
 
 if TYPE_CHECKING:
@@ -32,6 +33,8 @@ Batch = Annotated[int | None, typer.Option(min=2, help="Rows a step; as publishe
 Epochs = Annotated[int, typer.Option(min=1, help="At most so many; it stops when nothing gets better.")]
 Seeds = Annotated[int, typer.Option(min=1, help="Seeds of each training.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+BESIDE_A_GRID = ("grid", "out", "folder", "jobs", "threads", "pruned", "steps", "json")  # options that a grid does not say
+OF_THE_LOG = ("rows", "fields", "dims")
 
 
 def bench(
@@ -58,6 +61,7 @@ def bench(
     Example: torchleap bench --data ml-1m --methods all --shares 0.5,0.25 --out bench --jobs 2
     """
     if context.invoked_subcommand is not None:
+        _refuse_before(context, context.invoked_subcommand)
         return
     from ..bench import search_retrain
 
@@ -66,6 +70,7 @@ def bench(
         "retrain_seeds": retrain_seeds,
         "shares": tuple(_numbers(shares, "--shares")),
     }
+    _check_options(context, grid, data)
     chosen = _grid(grid, data, methods, models, label, group, batch, epochs, **seeds)
     with _runner(context, out, jobs, threads, folder, json) as runner:
         tables = search_retrain(chosen, runner).tables()
@@ -94,12 +99,13 @@ def bench_stepwise(
     """
     from ..bench import stepwise
 
-    wanted = data if grid is not None else data or "ml-1m"
-    chosen = _grid(grid, wanted, "leap", models, label, group, batch, epochs, retrain_seeds=seeds)
+    _check_options(context, grid, data)
+    chosen = _grid(grid, data or "ml-1m", "leap", models, label, group, batch, epochs, retrain_seeds=seeds)
     with _runner(context, out, jobs, threads, folder, json) as runner:
         found = stepwise(chosen, runner)
     tables, curves = [t for one in found for t in one.tables()], [c for one in found for c in one.curves()]
-    _finish(context, runner, "What gates tell about fields", tables, curves, chosen, json)
+    unused = {"shares": None, "search_seeds": None}
+    _finish(context, runner, "What gates tell about fields", tables, curves, chosen, json, unused)
 
 
 def bench_roi(
@@ -130,13 +136,43 @@ def bench_roi(
     """
     from ..bench import Prunings, industrial_recipe, roi
 
+    _check_options(context, grid, data)
     own = [industrial_recipe(rows=rows, fields=fields, dims=dims)] if data is None and grid is None else []
     chosen = _grid(grid, data, methods, models, label, group, batch, epochs, search_seeds=seeds, more=own)
     prunings = Prunings(shares=tuple(_numbers(pruned, "--pruned")), steps=steps)
     with _runner(context, out, jobs, threads, folder, json) as runner:
         found = roi(chosen, runner, prunings)
     tables, curves = [t for one in found for t in one.tables()], [c for one in found for c in one.curves()]
-    _finish(context, runner, "What pruning costs, by method", tables, curves, chosen, json)
+    settings = {"shares": None, "retrain_seeds": None, "pruned": list(prunings.shares), "steps": prunings.steps}
+    _finish(context, runner, "What pruning costs, by method", tables, curves, chosen, json, settings)
+
+
+def _refuse_before(context: typer.Context, command: str) -> None:
+    given = _options(_given(context))
+    if given:
+        raise TorchleapError(f"Expected {given} behind {command}, but found it before: torchleap bench {command} {given} ...")
+
+
+def _check_options(context: typer.Context, grid: Path | None, data: str | None) -> None:
+    """Refuse what would be passed over in silence: what a grid says itself, and the size of a log that is not made."""
+    given = _given(context)
+    if grid is not None:
+        instead, refused = "--grid", [name for name in given if name not in BESIDE_A_GRID]
+        cure = "Write that into the grid, or leave --grid out."
+    else:
+        instead, refused = "--data", [name for name in given if data is not None and name in OF_THE_LOG]
+        cure = "The log is made only without --data: leave one of them out."
+    if refused:
+        raise TorchleapError(f"Expected {instead} without {_options(refused)}, but found both. {cure}")
+
+
+def _given(context: typer.Context) -> list[str]:
+    """The names of the options that stand on the command line."""
+    return [name for name in context.params if getattr(context.get_parameter_source(name), "name", "") == "COMMANDLINE"]
+
+
+def _options(names: Sequence[str]) -> str:
+    return ", ".join(f"--{name.replace('_', '-')}" for name in names)
 
 
 def _grid(
@@ -153,8 +189,6 @@ def _grid(
 ) -> Grid:
     from ..bench import Grid, file_recipe
 
-    if file is not None and data is not None:
-        raise TorchleapError("Expected --grid or --data, but found both. The grid says which data there is.")
     if file is not None:
         return Grid.load(file)
     words = listed(data)
@@ -210,12 +244,15 @@ def _finish(
     curves: Sequence[dict[str, Any]],
     grid: Grid,
     as_json_too: bool,
+    settings: Mapping[str, Any] | None = None,  # in place of the grid's own; None for those that play no part
 ) -> None:
     from ..bench import record_of, write_tables
     from ..report import Report
 
     record = record_of(title, tables, curves, grid, runner)
     record["command"] = shlex.join(["torchleap", *context.obj["words"]])
+    shown = record["settings"] | (settings or {})
+    record["settings"] = {name: value for name, value in shown.items() if value is not None}
     write_tables(tables, runner.folder, "tables")
     report = Report(record)
     report.write(runner.folder / "report.json")
@@ -224,10 +261,13 @@ def _finish(
         as_json({"tables": record["tables"], "curves": record["curves"], "failures": list(runner.failures.values())})
     else:
         show("\n\n".join(table.text() for table in tables))
-    for problem in runner.failures.values():
-        Console(stderr=True).print(f"Failed: {problem}", style="red", markup=False, highlight=False, soft_wrap=True)
     if not context.obj["quiet"] and not as_json_too:
         show(f"\nWrote {runner.folder}: tables.txt, .md, .tex, and report.html.")
+    if runner.failures:
+        failed = f"{plural(len(runner.failures), 'trial')} failed, so the tables have gaps; the same command tries again."
+        told = "\n".join([*(f"Failed: {problem}" for problem in runner.failures.values()), failed])
+        Console(stderr=True).print(told, style="red", markup=False, highlight=False, emoji=False, soft_wrap=True)
+        raise typer.Exit(1)
 
 
 def _numbers(given: str, option: str) -> list[float]:

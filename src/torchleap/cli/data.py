@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from ..text import plural
-from .show import as_json, by_role, names_of, progress, separator_of, show
+from .show import IN_QUOTES, as_json, by_role, names_of, progress, separator_of, show
 
 
 def data_inspect(
@@ -20,7 +20,7 @@ def data_inspect(
     positive: Annotated[str | None, typer.Option(help="The label is 1 where it has this value.")] = None,
     rows: Annotated[int, typer.Option(min=1, help="Look at that many rows at most.")] = 1_000_000,
     separator: Annotated[str | None, typer.Option(help="Of CSV; found in its first line if left out.")] = None,
-    names: Annotated[str | None, typer.Option(help="Of the columns of CSV without a header: a,b,c.")] = None,
+    names: Annotated[str | None, typer.Option(help=f"Of the columns of CSV without a header: a,b,c; {IN_QUOTES}.")] = None,
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Show what each column holds, and which look wrong.
@@ -48,7 +48,7 @@ def data_convert(
     source: Annotated[str, typer.Argument(help="Parquet, CSV, TSV or Arrow; also a folder, or a pattern in quotes.")],
     out: Annotated[Path, typer.Argument(help="The new file: .parquet, .arrow or .csv.")],
     separator: Annotated[str | None, typer.Option(help="Of CSV; found in its first line if left out.")] = None,
-    names: Annotated[str | None, typer.Option(help="Of the columns of CSV without a header: a,b,c.")] = None,
+    names: Annotated[str | None, typer.Option(help=f"Of the columns of CSV without a header: a,b,c; {IN_QUOTES}.")] = None,
     force: Annotated[bool, typer.Option("--force", help="Overwrite a file that is there.")] = False,
 ) -> None:
     """Write the rows of a file in another format, with numbers as numbers.

@@ -16,6 +16,11 @@ PACKAGES = (
     *("torch", "numpy", "polars", "pyarrow", "typer", "rich", "scikit-learn", "xgboost-cpu"),
     *("vl-convert-python", "onnx", "onnxruntime", "tensorboard", "mlflow-skinny", "triton"),
 )
+FOLDERS = {  # and what holds where they are not set
+    "TORCHLEAP_CACHE": "not set: beside the data",
+    "TORCHLEAP_DATA": "not set: bench finds no public sets without --folder",
+    "TORCHLEAP_MIX": "not set: the fastest that runs here",
+}
 
 
 def doctor(
@@ -59,7 +64,7 @@ def examine() -> dict[str, dict[str, Any]]:
             "CUDA": torch.cuda.device_count() if torch.cuda.is_available() else "none",
             "MPS": "yes" if torch.backends.mps.is_available() else "none",
         },
-        "folders": {name: os.environ.get(name, "not set") for name in ("TORCHLEAP_CACHE", "TORCHLEAP_DATA", "TORCHLEAP_MIX")},
+        "folders": {name: os.environ.get(name, usual) for name, usual in FOLDERS.items()},
     }
 
 

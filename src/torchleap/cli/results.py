@@ -9,7 +9,7 @@ import typer
 
 from ..errors import TorchleapError
 from ..text import plural, replace_file, table
-from .show import as_json, names_of, progress, separator_of, show
+from .show import IN_QUOTES, as_json, names_of, progress, separator_of, show
 
 if TYPE_CHECKING:
     from ..selection import Selection
@@ -46,7 +46,7 @@ def predict(
     file: Annotated[str, typer.Argument(help="Rows to score; they need the kept columns alone.")],
     out: Annotated[Path, typer.Option(help="The scores: .parquet or .csv, a column 'score' in the order of the rows.")],
     separator: Annotated[str | None, typer.Option(help="Of CSV; found in its first line if left out.")] = None,
-    names: Annotated[str | None, typer.Option(help="Of the columns of CSV without a header: a,b,c.")] = None,
+    names: Annotated[str | None, typer.Option(help=f"Of the columns of CSV without a header: a,b,c; {IN_QUOTES}.")] = None,
     force: Annotated[bool, typer.Option("--force", help="Overwrite a file that is there.")] = False,
 ) -> None:
     """Score the rows of a file with the saved model.
@@ -136,4 +136,4 @@ def compare(
 def _score(selection: Selection, name: str) -> str:
     if name not in selection.fields.names:
         return "unknown"
-    return f"{selection.scores[name]:.3f} {'kept' if name in selection.kept else 'dropped'}"
+    return f"{selection.scores[name]:z.3f} {'kept' if name in selection.kept else 'dropped'}"

@@ -15,7 +15,7 @@ from rich.console import Console
 
 from ..errors import SelectionError, TorchleapError
 from ..text import plural
-from .show import as_json, listed, names_of, numbers_by_name, progress, separator_of, show
+from .show import IN_QUOTES, as_json, joined, listed, names_of, numbers_by_name, progress, separator_of, show
 
 if TYPE_CHECKING:
     from ..selecting import Decision
@@ -35,11 +35,13 @@ def select(
     share: Annotated[float | None, typer.Option(help="Keep this share of the fields.")] = None,
     dims: Annotated[int | None, typer.Option(help="Keep at most so many dimensions.")] = None,
     budget: Annotated[float | None, typer.Option(help="Keep at most so much cost; see --cost.")] = None,
-    cost: Annotated[str | None, typer.Option(help="What fields cost to keep: name=2.5,other=1; else their width.")] = None,
-    protect: Annotated[str | None, typer.Option(help="Fields that are always kept: a,b,c.")] = None,
+    cost: Annotated[
+        str | None, typer.Option(help="""What fields cost to keep: name=2.5,other=1, or '"a,b"=2,c=1'; else their width.""")
+    ] = None,
+    protect: Annotated[str | None, typer.Option(help=f"Fields that are always kept: a,b,c; {IN_QUOTES}.")] = None,
     group: Annotated[str | None, typer.Option(help="The column of GAUC's groups, such as users.")] = None,
     time: Annotated[str | None, typer.Option(help="When a row happened: split by it.")] = None,
-    drop: Annotated[str | None, typer.Option(help="Columns to leave out: a,b,c.")] = None,
+    drop: Annotated[str | None, typer.Option(help=f"Columns to leave out: a,b,c; {IN_QUOTES}.")] = None,
     columns: Annotated[Path | None, typer.Option(help="A TOML file that says what columns are.")] = None,
     label_threshold: Annotated[float | None, typer.Option(help="The label is 1 above this, for ratings.")] = None,
     positive: Annotated[str | None, typer.Option(help="The label is 1 where it has this value.")] = None,
@@ -51,7 +53,7 @@ def select(
     resume: Annotated[bool, typer.Option("--resume", help="Go on with a run that was broken off.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Replace results that are there.")] = False,
     separator: Annotated[str | None, typer.Option(help="Of CSV; found in its first line if left out.")] = None,
-    names: Annotated[str | None, typer.Option(help="Of the columns of CSV without a header: a,b,c.")] = None,
+    names: Annotated[str | None, typer.Option(help=f"Of the columns of CSV without a header: a,b,c; {IN_QUOTES}.")] = None,
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Find the fields that can go, cut them out, and write the smaller model with a report.
@@ -86,7 +88,7 @@ def select(
         decision.record["task"]["source"] = file
         _write(context, decision, out)
     forget(out / STATE)
-    _tell(context, decision, out, json)
+    _tell(context, decision, out, json, time_limit)
 
 
 def demo(
@@ -112,7 +114,7 @@ def demo(
     decision.record["task"]["source"] = f"made: torchleap data make industrial log.parquet --rows {rows} --seed {seed}"
     _write(context, decision, out)
     show(f"\n{_truth(decision, log.useful, log.useless)}")
-    _tell(context, decision, out, as_json_too=False)
+    _tell(context, decision, out, as_json_too=False, time_limit=None)
 
 
 def _truth(decision: Decision, useful: Sequence[str], useless: Sequence[str]) -> str:
@@ -183,7 +185,7 @@ def _write(context: typer.Context, decision: Decision, out: Path) -> None:
     Report(decision.record).write(out / "report.html")
 
 
-def _tell(context: typer.Context, decision: Decision, out: Path, as_json_too: bool) -> None:
+def _tell(context: typer.Context, decision: Decision, out: Path, as_json_too: bool, time_limit: float | None) -> None:
     from ..report.verdict import certainty, headline, savings
 
     record, selection = decision.record, decision.selection
@@ -198,7 +200,7 @@ def _tell(context: typer.Context, decision: Decision, out: Path, as_json_too: bo
         show(f"{measured(record)} {certainty(record)}\n{savings(record)}")
         show(f"Keep: {shortened(selection.kept)}.\nDrop: {shortened(selection.dropped)}.")
     else:
-        show("No field that may go scores low enough by this rule. Another one drops some: torchleap select ... --share 0.5.")
+        show(f"{_why_all_stay(record, time_limit)} Another one drops some: torchleap select ... --share 0.5.")
     unsure = least_sure(record)
     if unsure:
         show(f"Close calls: {unsure}.")
@@ -206,6 +208,13 @@ def _tell(context: typer.Context, decision: Decision, out: Path, as_json_too: bo
         show(f"\nWrote {out}: the report is {out / 'report.html'}, the model {out / 'model'}.")
         scores = shlex.quote(str(out / "scores.parquet"))
         show(f"Next: torchleap predict {shlex.quote(str(out))} NEW_FILE --out {scores}")
+
+
+def _why_all_stay(record: Mapping[str, Any], time_limit: float | None) -> str:
+    if "threshold" not in record["rule"]:
+        return "By this rule none of them has to go."
+    early = "" if time_limit is None else f" Gates close late: within {time_limit:g} seconds they may have had too few steps."
+    return f"No field that may go scores low enough by this rule.{early}"
 
 
 def measured(record: Mapping[str, Any]) -> str:
@@ -218,7 +227,7 @@ def measured(record: Mapping[str, Any]) -> str:
 def shortened(names: Sequence[str], count: int = 12) -> str:
     """The first names, and how many there are besides."""
     more = f" and {len(names) - count:,} more, see selection.json" if len(names) > count else ""
-    return f"{', '.join(names[:count])}{more}" or "nothing"
+    return f"{joined(names[:count])}{more}" or "nothing"
 
 
 def least_sure(record: Mapping[str, Any], count: int = 3, within: float = 0.2) -> str:

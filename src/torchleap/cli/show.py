@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -15,6 +15,7 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 from ..errors import TorchleapError
 from ..text import table
 
+IN_QUOTES = """a name with a comma in double quotes: '"a,b",c'"""  # for the help of options that are lists
 Tell = Callable[[str, int, int], None]  # what is being done, how many rows or columns are, of how many
 
 
@@ -40,8 +41,8 @@ def separator_of(given: str | None) -> str | None:
 
 
 def names_of(given: str | None) -> list[str] | None:
-    """The names of columns, as they are given."""
-    return None if given is None else given.split(",")
+    """The names of columns: one for each, so that an empty one is not passed over."""
+    return None if given is None else _words(given)
 
 
 def by_role(roles: Mapping[str, str], widths: Mapping[str, int]) -> str:
@@ -61,13 +62,26 @@ def listed(given: str | None) -> list[str]:
     >>> listed('a, b,"c,d"')
     ['a', 'b', 'c,d']
     """
+    return [word for word in _words(given or "") if word]
+
+
+def joined(names: Iterable[str]) -> str:
+    """The list that `listed` reads as these names.
+
+    >>> joined(["a", "b", "c,d"])
+    'a, b, "c,d"'
+    """
+    return ", ".join('"{}"'.format(n.replace('"', '""')) if "," in n or n.startswith('"') else n for n in names)
+
+
+def _words(given: str) -> list[str]:
     try:
-        *words, rest = next(csv.reader([f"{given or ''},"], skipinitialspace=True))
+        *words, rest = next(csv.reader([f"{given},"], skipinitialspace=True))
     except csv.Error as error:
         raise TorchleapError(f"Expected words with commas between them, but found {given!r}: {error}.") from error
     if rest:  # the comma that was put behind the last word became part of it
         raise TorchleapError(f'Expected a,b or "a,b",c with every double quote closed, but found {given!r}.')
-    return [word.strip() for word in words if word.strip()]
+    return [word.strip() for word in words]
 
 
 def numbers_by_name(given: str | None, option: str) -> dict[str, float]:

@@ -517,6 +517,11 @@ function makeSortable(table) {
 
 // ---- begin ----
 
+function breakBetweenWords(place) {
+  const words = place.textContent.split(" ").map((word) => make("span", { text: word }));
+  place.replaceChildren(...words.flatMap((word, number) => (number ? [" ", word] : [word])));
+}
+
 function copyCommand() {
   const range = document.createRange();
   range.selectNodeContents(one("#command"));
@@ -536,6 +541,7 @@ function buildSelect() {
 }
 
 async function begin() {
+  if (one("#command")) breakBetweenWords(one("#command"));
   if (one("#copy")) one("#copy").addEventListener("click", copyCommand);
   if (fields.length) buildSelect();
   all("#tables table").forEach(makeSortable);

@@ -305,7 +305,7 @@ def _settings(record: Mapping[str, Any]) -> list[tuple[str, list[tuple[str, str]
         "machine": record.get("machine"),
     }
     task = {**(record.get("task") or {})}
-    task.update({f"{part} rows": n for part, n in (task.pop("rows", None) or {}).items()})
+    task.update({f"{part} rows": numbers.count(n) for part, n in (task.pop("rows", None) or {}).items()})
     groups: dict[str, Mapping[str, Any]] = {
         "Run": {key: value for key, value in run.items() if value is not None},
         "Data": {key: value for key, value in task.items() if value is not None},

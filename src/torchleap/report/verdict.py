@@ -73,7 +73,10 @@ def certainty(record: Mapping[str, Any]) -> str:
     low, high = _gain_bounds(record) or (0.0, 0.0)
     seen = f"The {metric} changes by {numbers.signed(value)} (95 % interval: {numbers.interval(bounds)})."
     if kind == "better":
-        return f"{seen} Zero is not in that interval: the smaller model is better by more than chance explains."
+        return (
+            f"{seen} Zero is not in that interval: the smaller model is better by more than chance explains on these rows; "
+            "another training may differ."
+        )
     if kind == "worse":
         return f"{seen} Zero is not in that interval: the loss is real, though it may be as small as {numbers.metric(-high)}."
     worst = f"a loss of more than {numbers.metric(-low)} is unlikely" if low < 0 else "a loss is unlikely"
