@@ -104,9 +104,9 @@ def test_the_learning_rate_follows_its_schedule(task):
     from torchleap.train import _Loop
 
     loop = _Loop(model_for(task), task, Training(batch=800, epochs=25, schedule="cosine", warmup=10), [], None)
-    assert [loop._share_of_rate(step) for step in (0, 4, 9)] == [0.1, 0.5, 1.0]
-    assert loop._share_of_rate(55) == pytest.approx(0.5)
-    assert loop._share_of_rate(100) == pytest.approx(0)
+    assert [loop.stepper._share_of_rate(step) for step in (0, 4, 9)] == [0.1, 0.5, 1.0]
+    assert loop.stepper._share_of_rate(55) == pytest.approx(0.5)
+    assert loop.stepper._share_of_rate(100) == pytest.approx(0)
 
 
 def test_a_time_limit_ends_with_the_best_so_far(task):
@@ -219,7 +219,7 @@ def test_a_checkpoint_of_another_run_is_refused(task, tmp_path):
         fit(model_for(task), task, settings, checkpoint=path)
     path.write_bytes(b"")
     torch.save({"format": 99}, path)
-    with pytest.raises(TrainingError, match="it has another format than 1"):
+    with pytest.raises(TrainingError, match="it has another format than 2"):
         fit(model_for(task), task, settings, checkpoint=path)
 
 

@@ -33,7 +33,13 @@ DRAW_EVERY = 0.1  # seconds
 LARGEST_BATCH = 1000  # metrics that MLflow takes at once
 
 
-class Display(Hook):
+class Watcher(Hook):
+    """What watches, and tells; of several ranks only the first does."""
+
+    first_rank_alone = True
+
+
+class Display(Watcher):
     """What is drawn on a terminal; as a context manager it is also closed when the training breaks off."""
 
     def __init__(self, console: "Console | None" = None) -> None:
@@ -94,7 +100,7 @@ class Progress(Display):
         if self._bar is None:
             metric = run.training.metric
             found = f"{metric} {record[f'valid_{metric}']:.4f}"
-            self._print(f"{_epoch(run)} step {run.step}/{run.steps} {found} {_standing(run)} {record['seconds']:.0f} s")
+            self._print(f"{_epoch(run)} step {_place(run)} {found} {_standing(run)} {record['seconds']:.0f} s")
 
     def at_end(self, run: Run) -> None:
         """Close the bar, and say why the training ended."""
@@ -105,7 +111,7 @@ class Progress(Display):
         self._print(f"Ended after {plural(run.step, 'step')} and {run.seconds:.0f} s: {run.stopped}.")
 
     def _draw(self, run: Run) -> None:
-        told = f"{run.step}/{run.steps} {_standing(run)}"
+        told = f"{_place(run)} {_standing(run)}"
         self._bar.update(self._bar.task_ids[0], completed=run.step, description=_epoch(run), told=told, refresh=True)
         self._drawn = time.monotonic()
 
@@ -155,7 +161,7 @@ class LiveGates(Display):
         return drawn
 
 
-class HistoryFile(Hook):
+class HistoryFile(Watcher):
     """The history as a file that grows by a line a look; after a resume it holds each look once.
 
     A new run overwrites it.
@@ -198,7 +204,7 @@ class HistoryFile(Hook):
         return "".join(_json_line(record) for record in records)
 
 
-class TensorBoard(Hook):
+class TensorBoard(Watcher):
     """Curves of the loss, the metrics and the gates, for `tensorboard --logdir`.
 
     Args:
@@ -227,7 +233,7 @@ class TensorBoard(Hook):
         self._writer.close()
 
 
-class MLflow(Hook):
+class MLflow(Watcher):
     """A run in MLflow with the settings of the training, the numbers of fields and rows, and the metrics of each look.
 
     A training that goes on from a checkpoint goes on in the same MLflow run. One that breaks off stays "RUNNING" there.
@@ -295,7 +301,8 @@ class MLflow(Hook):
         experiment = self._client.get_experiment_by_name(self._experiment)
         place = experiment.experiment_id if experiment else self._client.create_experiment(self._experiment)
         self._id = self._client.create_run(place, run_name=self._run_name).info.run_id
-        settings = {**asdict(run.training), "fields": len(run.task.fields), "train_rows": len(run.task.train)}
+        size = {} if run.task is None else {"fields": len(run.task.fields), "train_rows": len(run.task.train)}
+        settings = {**asdict(run.training), **size}
         self._client.log_batch(self._id, params=[self._mlflow.entities.Param(name, str(v)) for name, v in settings.items()])
 
 
@@ -308,7 +315,13 @@ def _need(module: str, extra: str) -> Any:
         raise TorchleapError(f"This callback needs the package {name}. Install it: pip install 'torchleap[{extra}]'.") from error
 
 
+def _place(run: Run) -> str:
+    return f"{run.step:,}" if run.steps is None else f"{run.step}/{run.steps}"
+
+
 def _epoch(run: Run) -> str:
+    if run.task is None or run.steps is None:
+        return "stream"
     an_epoch = run.steps // run.training.epochs
     return f"epoch {max(1, -(-run.step // an_epoch))}/{run.training.epochs}"
 

@@ -199,7 +199,7 @@ class LeAP(nn.Module):
         # NOTE[PAPER] g = 0 is absorbing: a backbone that ignores a field sends its gate no gradient. Warm-up and floor are ours.
         share = 1 - (1 - self.floor) * (1 - self.gate()) if self.floor else self.gate()
         share = torch.where(self.steps < self.warmup, torch.ones_like(share), share) if self.warmup else share
-        return share if self.probe is None else share.clamp_min(0.5) + self.probe
+        return share if self.probe is None else torch.where(share < 0.5, 1.0, share) + self.probe
 
     # 3.2 Adaptive regularization via permutation divergence
 
@@ -216,7 +216,7 @@ class LeAP(nn.Module):
     def _measure_together(self, mixed: Mixed | None, rows: int, columns: slice, gates: slice) -> None:
         """Like `_measure`, by the rows of all ranks: averages move by the same numbers everywhere, so they agree at every step.
 
-        In one collective of 32 bytes a gate: the statistics, the number of rows, and the means of as many columns as fit, by turns.
+        In one collective of 32 bytes a gate: the statistics, the rows, and the means of as many columns as fit, by turns.
         """
         turn = self._turn(columns, gates)
         seen, means = self._weight_seen()[gates], self.means()[columns]
@@ -269,11 +269,13 @@ class LeAP(nn.Module):
         """The seed of this rank's permutations; before the first, all ranks take over what the first one has."""
         if not self._turns:
             self._meet()
-        wrapper = DistributedDataParallel._get_active_ddp_module()
+        wrapper = DistributedDataParallel._get_active_ddp_module()  # type: ignore[no-untyped-call]
         if wrapper is not None and self.held_out:
             raise AttachError("Within held_out() call the model itself, ddp.module: DDP waits for gradients of all its weights.")
         if wrapper is not None and wrapper._join_config.enable and not hasattr(wrapper, JOINED):
-            raise AttachError("Ranks that have no rows left take no part in the gates' steps. Use plugin.join(ddp), not ddp.join().")
+            raise AttachError(
+                "Ranks that have no rows left take no part in the gates' steps. Use plugin.join(ddp), not ddp.join()."
+            )
         return self.seed + _wrapped(ranks.rank(self.process_group) * ODD)
 
     def _meet(self) -> None:

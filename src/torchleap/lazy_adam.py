@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer
 
+from . import ranks
 from .mix import native
 
 WINDOW = 512  # steps after which a row without gradients stands still: 0.9005 ** 512 is nothing
@@ -115,6 +116,8 @@ class LazyAdam(Optimizer):
         last[rows] = now
 
     def _step_one(self, weight: Tensor, state: dict[str, Any], group: dict[str, Any]) -> None:
+        if weight.grad is not None and ranks.count() > 1:  # rows that other ranks have read, and this one has not
+            self._catch_up(weight, weight.grad._indices()[0])
         state["step"] += 1
         beta1, beta2 = group["betas"]
         correction = math.sqrt(1 - beta2 ** state["step"])

@@ -183,7 +183,9 @@ class Plugin:
         vars(self.gates)["training"] = True
         self.gates.held_out = True
         self.gates.train_gradient, self.gates.theta.grad = self.gates.theta.grad, None
-        averaging = self.gates.theta.register_post_accumulate_grad_hook(self._average) if self.gates.is_together else None
+        averaging: Any = None
+        if self.gates.is_together:
+            averaging = self.gates.theta.register_post_accumulate_grad_hook(self._average)  # type: ignore[no-untyped-call]
         version, before = self.gates.theta._version, self.gates.theta.detach().clone()
         for parameter in others:
             parameter.requires_grad_(False)
@@ -224,7 +226,7 @@ class Plugin:
 
         def ask_then_measure(is_joined_rank: bool) -> Any:
             """Called before each forward pass, and in its place where there are no rows left."""
-            answer = asks_joined(is_joined_rank)
+            answer = asks_joined(is_joined_rank)  # type: ignore[no-untyped-call]
             if is_joined_rank:
                 for site in self.sites:
                     self.gates.measure_nothing(site.columns)

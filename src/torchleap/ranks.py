@@ -42,7 +42,7 @@ def joined(timeout: float | None = None) -> Iterator[None]:
     Args:
         timeout: Seconds that a rank waits for the others; None is what TORCHLEAP_TIMEOUT says, or 600.
     """
-    if "TORCHELASTIC_RUN_ID" not in os.environ and "LOCAL_RANK" not in os.environ or dist.is_initialized():
+    if ("TORCHELASTIC_RUN_ID" not in os.environ and "LOCAL_RANK" not in os.environ) or dist.is_initialized():
         yield
         return
     seconds = _timeout() if timeout is None else timeout
@@ -81,7 +81,7 @@ def explained(cure: str = "Start the job again.") -> Iterator[None]:
 def _is_of_another_rank(error: Exception) -> bool:
     words = ("connection closed by peer", "connection reset", "timed out", "timeout", "broken pipe", "aborted", "closed the conn")
     told = str(error).lower()
-    return isinstance(error, dist.DistError) or ("gloo" in told or "nccl" in told) and any(word in told for word in words)
+    return isinstance(error, dist.DistError) or (("gloo" in told or "nccl" in told) and any(word in told for word in words))
 
 
 def total(tensor: Tensor, group: Any = None) -> Tensor:

@@ -5,6 +5,7 @@ import mmap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
+from itertools import islice
 from pathlib import Path
 from typing import Any
 from zlib import crc32
@@ -14,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import IterableDataset, get_worker_info
 
+from .. import ranks
 from ..errors import DataError, FieldError, is_whole, nearest, refuse_settings
 from ..fields import Field, Fields
 from ..selection import Selection
@@ -259,9 +261,19 @@ class Rows:
         seed: int = 0,
         shard: tuple[int, int] = (0, 1),
         memory: bool | None = None,
+        together: bool = False,
     ) -> "Batches":
         """Batches of this many rows, the last one smaller; see `Batches`."""
-        return Batches(self, size, shuffle=shuffle, seed=seed, shard=shard, memory=memory)
+        if together:
+            shard = ranks.rank(), ranks.count()
+        return Batches(self, size, shuffle=shuffle, seed=seed, shard=shard, memory=memory, together=together)
+
+    def between(self, start: int, stop: int, size: int) -> Iterator[Batch]:
+        """Neighbouring rows in their order, so many at once."""
+        in_memory = self._held is not None or self.bytes <= IN_MEMORY
+        for first in range(start, stop, size):
+            last = min(stop, first + size)
+            yield self.all().take(slice(first, last)) if in_memory else self.read(np.array([[first, last]]))
 
     def all(self) -> Batch:
         """All rows in one batch, held in memory from then on."""
@@ -327,10 +339,20 @@ class Batches(IterableDataset[Batch]):
     Args:
         shard: Which of how many shares of the rows, such as (rank, ranks); they differ by a row at most, from disk by a block.
         memory: Hold all rows in memory; None is up to 4 GiB.
+        together: All shards step together: `size` counts the rows of all of them, all have the same number of batches of at least
+            two rows (what is over is left out), and their place is the same, also for another number of shards.
     """
 
     def __init__(
-        self, rows: Rows, size: int, *, shuffle: bool, seed: int, shard: tuple[int, int], memory: bool | None = None
+        self,
+        rows: Rows,
+        size: int,
+        *,
+        shuffle: bool,
+        seed: int,
+        shard: tuple[int, int],
+        memory: bool | None = None,
+        together: bool = False,
     ) -> None:
         refuse_settings(
             {
@@ -340,10 +362,12 @@ class Batches(IterableDataset[Batch]):
             }
         )
         self.rows = rows
-        self.size = int(size)
         self.shuffle = shuffle
         self.seed = int(seed)
         self.shard = (int(shard[0]), int(shard[1]))
+        self.together = together and self.shard[1] > 1
+        self.size_of_all = int(size)
+        self.size = -(-self.size_of_all // self.shard[1]) if self.together else self.size_of_all
         self.memory = rows.bytes <= IN_MEMORY if memory is None else memory
         self.position = 0  # batches of this epoch that are behind us
         self._own_epochs = 0  # that this process has ended
@@ -351,8 +375,15 @@ class Batches(IterableDataset[Batch]):
         self._ended = _shared_counts()  # epochs that each worker has ended; the last place is the number of workers
 
     def __len__(self) -> int:
-        count = sum(stop - start for start, stop in self._ranges(*self.shard)) if not self.memory else self._share(*self.shard)
-        return -(-count // self.size)
+        if not self.together:
+            return -(-self._count(self.shard[0]) // self.size)
+        fewest = min(self._count(number) for number in range(self.shard[1]))
+        return fewest // self.size + (fewest % self.size > 1)
+
+    def _count(self, number: int) -> int:
+        """The rows of a shard in this epoch."""
+        of = self.shard[1]
+        return len(range(number, len(self.rows), of)) if self.memory else sum(b - a for a, b in self._ranges(number, of))
 
     @property
     def epoch(self) -> int:
@@ -374,7 +405,7 @@ class Batches(IterableDataset[Batch]):
         return self._of_epoch()
 
     def _of_epoch(self) -> Iterator[Batch]:
-        for batch in self._batches(0, 1):
+        for batch in islice(self._batches(0, 1), len(self) - self.position):
             self.position += 1
             yield batch
         self._own_epochs, self.position = self._own_epochs + 1, 0
@@ -395,7 +426,8 @@ class Batches(IterableDataset[Batch]):
         return {"epoch": self.epoch, "position": position, **self._settings()}
 
     def _settings(self) -> dict[str, Any]:
-        return {"size": self.size, "seed": self.seed, "shuffle": self.shuffle, "shard": list(self.shard)}
+        shard = [0, 1] if self.together else list(self.shard)
+        return {"size": self.size_of_all, "seed": self.seed, "shuffle": self.shuffle, "shard": shard}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on where another object with the same settings stood."""
@@ -420,9 +452,6 @@ class Batches(IterableDataset[Batch]):
         self.__dict__.update(state)
         if not self._ended.is_shared():  # type: ignore[no-untyped-call]  # a copy, and no worker's
             self._ended = _shared_counts().copy_(self._ended)
-
-    def _share(self, number: int, count: int) -> int:
-        return len(range(number, len(self.rows), count))
 
     def _dice(self) -> torch.Generator:
         return torch.Generator().manual_seed((self.seed * 1_000_003 + self.epoch) % (1 << 63))

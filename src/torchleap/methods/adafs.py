@@ -98,9 +98,9 @@ class AdaFSSteps(HeldOutSteps):
         assert isinstance(run.model, Ranker)
         was_training = run.model.training
         run.model.eval()
-        total = torch.zeros(len(run.task.fields), dtype=torch.float64)
-        for batch in run.task.valid.batches(large_batch(run.task)):
+        total = torch.zeros(len(self.search.task.fields), dtype=torch.float64)
+        for batch in self.search.task.valid.batches(large_batch(self.search.task)):
             x = self.layer.norm(run.model.inputs(*batch.inputs))
             total += self.layer.weights(x).sum(0, dtype=torch.float64)
         run.model.train(was_training)
-        return self.search.by_field(total / len(run.task.valid))
+        return self.search.by_field(total / len(self.search.task.valid))

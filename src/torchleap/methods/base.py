@@ -88,7 +88,7 @@ def put_before_net(model: Ranker, layer: nn.Module) -> None:
 def valid_batches(search: Search) -> Batches:
     """Shuffled batches of validation rows, for gates that learn from rows that the model does not train on."""
     rows = search.task.valid
-    return rows.batches(min(search.training.batch, len(rows)), shuffle=True, seed=search.seed)
+    return rows.batches(min(search.training.batch, len(rows)), shuffle=True, seed=search.seed, together=True)
 
 
 def without_end(batches: Batches) -> Iterator[Batch]:

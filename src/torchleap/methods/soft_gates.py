@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits
 from torch.optim import Adam, Optimizer
 
+from .. import ranks
 from ..train import Hook, Run
 from .base import Method, Scores, Search, put_before_net, valid_batches, without_end
 
@@ -239,6 +240,8 @@ class HeldOutSteps(GateHook):
         wait: Steps of the model before the first one of the gates.
     """
 
+    always_uses_own = False
+
     def __init__(
         self,
         search: Search,
@@ -263,7 +266,7 @@ class HeldOutSteps(GateHook):
         loss = binary_cross_entropy_with_logits(run.model(*batch.inputs), batch.label)
         # what the train batches have left at the gates is replaced, and the model's own gradients are not computed
         for parameter, gradient in zip(self.parameters, torch.autograd.grad(loss, self.parameters), strict=True):
-            parameter.grad = gradient
+            parameter.grad = ranks.average(gradient)
         self.optimizer.step()
 
     def state_dict(self) -> dict[str, Any]:

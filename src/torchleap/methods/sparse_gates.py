@@ -183,13 +183,13 @@ class GradientLasso(Hook):
         """The norms of the gradients in eval mode."""
         assert isinstance(run.model, Ranker)
         run.model.eval()
-        total = torch.zeros(len(run.task.fields), dtype=torch.float64)
-        for batch in run.task.valid.batches(large_batch(run.task)):
+        total = torch.zeros(len(self.search.task.fields), dtype=torch.float64)
+        for batch in self.search.task.valid.batches(large_batch(self.search.task)):
             x = run.model.inputs(*batch.inputs).detach().requires_grad_()
             # rows do not see each other in eval(), so the gradient of the sum holds the gradient of each row's own loss
             loss = binary_cross_entropy_with_logits(self.net(x), batch.label, reduction="sum")
             total += squares_by_field(torch.autograd.grad(loss, x)[0].double(), self.field_of)
-        self.scores = self.search.by_field(total.sqrt() / len(run.task.valid))
+        self.scores = self.search.by_field(total.sqrt() / len(self.search.task.valid))
 
 
 def lasso(gradient: Tensor, field_of: Tensor) -> Tensor:
