@@ -17,6 +17,7 @@ from torch.optim.lr_scheduler import LambdaLR
 from . import ranks
 from .data.task import Task
 from .errors import TorchleapError, is_number, is_whole, refuse_settings
+from .gates import LeAP
 from .lazy_adam import LazyAdam
 
 Metric = Literal["auc", "gauc", "log_loss"]
@@ -189,7 +190,7 @@ class Stepper:
         called = model
         if ranks.count() > 1 and not is_distributed(model):
             unused = not all(hook.always_uses_own for hook in self.hooks)
-            called = DistributedDataParallel(model, find_unused_parameters=unused)
+            called = DistributedDataParallel(model, find_unused_parameters=unused, broadcast_buffers=False)
         self.forward = torch.compile(called) if training.compile else called
         self.losses: list[float] = []
 
@@ -259,6 +260,16 @@ class Stepper:
         """Bring all weights up to date, before anything but a step reads them."""
         for optimizer in self.lazy():
             optimizer.settle()
+        self.agree()
+
+    def agree(self) -> None:
+        """Average what each rank has measured of its own rows, such as batch norm's statistics; gates have agreed already."""
+        if ranks.count() == 1:
+            return
+        agreed = {id(buffer) for module in self.run.model.modules() if isinstance(module, LeAP) for buffer in module.buffers()}
+        for buffer in self.run.model.buffers():
+            if buffer.is_floating_point() and id(buffer) not in agreed:
+                ranks.average(buffer)
 
     def hooks_with_state(self) -> list[Hook]:
         """Those that a checkpoint keeps; others, which only watch, may come and go between two runs."""

@@ -233,6 +233,7 @@ class _Loop:
     # Checkpoints
 
     def _save(self, path: Path) -> None:
+        self.stepper.agree()
         random = ranks.gathered(torch.get_rng_state())
         with ranks.first_before_others():
             if ranks.is_first():
