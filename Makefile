@@ -5,13 +5,15 @@ RUN := $(VENV)/bin/python
 READY := $(VENV)/.ready
 KERNEL := $(wildcard src/torchleap/mix/kernel* src/torchleap/data/codes.c src/torchleap/lazy_adam.c src/torchleap/mix/build.py)
 TRITON := .venv-triton
+TORCHREC := .venv-torchrec
 
-.PHONY: help setup demo test test-triton lint format type bench bench-quick picture clean
+.PHONY: help setup demo test test-triton test-torchrec lint format type bench bench-quick picture clean
 
 help:
 	@echo "make demo     the whole story on a made log of which the truth is known, with a report (about a minute)"
 	@echo "make test     run the tests"
 	@echo "make test-triton  test the GPU kernel in Triton's interpreter (downloads a gigabyte)"
+	@echo "make test-torchrec  test gates and surgery on TorchRec's models, sharded over two processes (four minutes)"
 	@echo "make lint     ruff: check and format check"
 	@echo "make type     mypy --strict on src"
 	@echo "make bench    what LeAP costs a training step, as ratios, and the speed of memory (four minutes)"
@@ -53,6 +55,20 @@ $(TRITON)/.ready: pyproject.toml constraints.txt
 	$(TRITON)/bin/python -m pip install --quiet --disable-pip-version-check triton
 	@touch $@
 
+# TorchRec asks for gigabytes of CUDA, so it comes without its dependencies, see docs/torchrec.md. No GPU is needed.
+# The tests run examples/torchrec_dlrm.py as well, with two processes.
+test-torchrec: $(TORCHREC)/.ready
+	$(TORCHREC)/bin/python -m pytest tests/torchrec tests/test_keyed.py
+
+$(TORCHREC)/.ready: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(TORCHREC)
+	$(TORCHREC)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e . pytest hypothesis
+	$(TORCHREC)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt fbgemm-gpu-cpu==1.8.0
+	$(TORCHREC)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps torchrec==1.8.0
+	$(TORCHREC)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt \
+		tensordict torchmetrics tqdm pyre-extensions
+	@touch $@
+
 lint: $(READY)
 	$(RUN) -m ruff check .
 	$(RUN) -m ruff format --check .
@@ -78,4 +94,4 @@ picture: $(READY)
 	$(RUN) examples/demo.py --picture docs/images/gates.png
 
 clean:
-	rm -rf $(VENV) $(TRITON) src/torchleap/mix/*.so build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(TRITON) $(TORCHREC) src/torchleap/mix/*.so build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

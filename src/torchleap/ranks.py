@@ -72,13 +72,14 @@ def explained(cure: str = "Start the job again.") -> Iterator[None]:
     try:
         yield
     except (RuntimeError, dist.DistError) as error:
-        if count() == 1 or not _is_of_another_rank(error):
+        if count() == 1 or not is_of_another_rank(error):
             raise
         reason = str(error).strip().splitlines()[0]
         raise RankError(f"Rank {rank()} of {count()} has lost another one: {reason} {cure}") from error
 
 
-def _is_of_another_rank(error: Exception) -> bool:
+def is_of_another_rank(error: Exception) -> bool:
+    """Whether it says that another rank is gone or silent."""
     words = ("connection closed by peer", "connection reset", "timed out", "timeout", "broken pipe", "aborted", "closed the conn")
     told = str(error).lower()
     return isinstance(error, dist.DistError) or (("gloo" in told or "nccl" in told) and any(word in told for word in words))

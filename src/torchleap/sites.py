@@ -3,26 +3,46 @@
 The gates are registered as a child of a layer without children inside the site, never of a container: a `Sequential` that is
 itself a site must not run them as one more layer. A hook finds them from the module that it is called with, so that copies,
 replicas and unpickled models use their own gates.
+
+A collection of embedding tables is another matter: TorchRec's DistributedModelParallel puts a sharded one in its place, see
+`CollectionSite`.
 """
 
 import copy
 import inspect
 import math
-from collections.abc import Iterator, Mapping, MutableMapping
+from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.hooks import RemovableHandle
 
 from .errors import AttachError, FieldError, nearest
 from .fields import Field, Fields
 from .gates import LeAP
+from .keyed import (
+    bags_of,
+    blocks_of,
+    is_awaitable,
+    is_collection,
+    is_jagged,
+    is_keyed,
+    is_sharded,
+    rows_of,
+    take_rows,
+    waited,
+    when_ready,
+    with_values,
+)
 from .mix import join as side_by_side
 
 CHILD = "torchleap"  # the gates' name in the layer that holds them
+HIDDEN = "_ddp_params_and_buffers_to_ignore"  # DDP's name for tensors of a module that it is to leave alone
 Side = Literal["input", "output"]
 
 
@@ -33,35 +53,42 @@ class Site:
         self.at = at
         self.side = side
         self.home = _home(at, module)  # the names that lead from the module to the layer that holds the gates
-        self.handle: RemovableHandle | None = None
+        self.held = (*self.home, CHILD)  # and from the module with the hook to the gates
+        self.handles: list[RemovableHandle] = []
         self.siblings: tuple[Site, ...] = (self,)  # all sites whose columns are gated together, in the order of their columns
         self.columns: slice | None = None  # the block of columns that arrives here, once it is known; a lone site takes all
         self.first_parameter = next(iter(inspect.signature(module.forward).parameters), "")
+
+    @property
+    def path(self) -> tuple[str, ...]:
+        """The names that lead from the model to the gates."""
+        return (*_names(self.at), *self.held)
 
     @property
     def label(self) -> str:
         """How messages call this site."""
         return f"at={self.at!r} ({self.side})"
 
-    def hold(self, module: nn.Module, gates: LeAP) -> None:
+    def hold(self, model: nn.Module, gates: LeAP) -> None:
         """Register the gates and the hook."""
+        module = find_module(model, self.at)
         home = _walk(module, self.home)
         home.add_module(CHILD, gates)
         if self.side == "input":
-            self.handle = module.register_forward_pre_hook(self.gate_input, with_kwargs=True)
+            self.handles = [module.register_forward_pre_hook(self.gate_input, with_kwargs=True)]
         else:
-            self.handle = module.register_forward_hook(self.gate_output)
+            self.handles = [module.register_forward_hook(self.gate_output)]
 
     def release(self, module: nn.Module) -> None:
         """Undo `hold`."""
-        if self.handle is not None:
-            self.handle.remove()
+        for handle in self.handles:
+            handle.remove()
         with suppress(AttachError):  # a layer that was replaced has taken the gates along
-            _walk(module, self.home)._modules.pop(CHILD, None)  # two sites may share the layer
+            _walk(module, self.held[:-1])._modules.pop(CHILD, None)  # two sites may share the layer
 
     def gates(self, module: nn.Module) -> LeAP:
         """The gates that belong to this very module."""
-        held = _walk(module, (*self.home, CHILD))
+        held = _walk(module, self.held)
         if not isinstance(held, LeAP):
             raise AttachError(f"{self.label}: expected the gates at {CHILD!r}, but found {type(held).__name__}.")
         return held
@@ -69,9 +96,8 @@ class Site:
     def gate_input(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
         """Gate the first argument of the call."""
         value, name = self.first_argument(args, kwargs)
-        if name is None:
-            return (self.gate(module, value), *args[1:]), kwargs
-        return args, {**kwargs, name: self.gate(module, value)}
+        gated = self.gate(self.gates(module), waited(value))
+        return ((gated, *args[1:]), kwargs) if name is None else (args, {**kwargs, name: gated})
 
     def first_argument(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, str | None]:
         """What the module is called with: the first argument by position or, with its name, by keyword."""
@@ -86,11 +112,14 @@ class Site:
 
     def gate_output(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
         """Gate what the module returns."""
-        return self.gate(module, output)
+        return self.gate_when_ready(self.gates(module), output)
 
-    def gate(self, module: nn.Module, value: Any) -> Any:
-        """Gate a tensor or a dict of tensors; what another site has gated in this pass is not gated twice."""
-        gates = self.gates(module)
+    def gate_when_ready(self, gates: LeAP, value: Any) -> Any:
+        """Gate a value, or what an awaitable will bring."""
+        return when_ready(value, partial(self.gate, gates)) if is_awaitable(value) else self.gate(gates, value)
+
+    def gate(self, gates: LeAP, value: Any) -> Any:
+        """Gate what carries fields; what another site has gated in this pass is not gated twice."""
         if len(self.siblings) == 1:
             return self.gate_value(gates, value)
         state = _state(gates, value)
@@ -114,11 +143,15 @@ class Site:
         return output
 
     def gate_value(self, gates: LeAP, value: Any) -> Any:
-        """Gate a tensor or a dict of tensors."""
+        """Gate a tensor, a dict of tensors or a keyed tensor."""
+        value = waited(value)  # one that was seen in passing, by attach(example=...)
+        if is_keyed(value):
+            return self.gate_keyed(gates, value)
         return self.gate_dict(gates, value) if isinstance(value, Mapping) else self.gate_tensor(gates, value)
 
     def find_columns(self, fields: Fields, value: Any) -> slice:
         """Which columns of the fields arrive at this one of several sites."""
+        value = blocks_of(value, self.label) if is_keyed(value := waited(value)) else value
         if isinstance(value, Mapping):
             places = [fields.columns(name) for name in fields.names if name in value]
             start, width = (places[0].start if places else 0), sum(place.stop - place.start for place in places)
@@ -163,7 +196,7 @@ class Site:
     def gate_dict(self, gates: LeAP, value: Mapping[str, Any]) -> Mapping[str, Any]:
         """Gate the entries of a dict that are fields; the others pass untouched."""
         if gates.fields is None:
-            gates.lay_out(fields_of(value, self.label))
+            self.learn_fields(gates, value)
         fields = gates.arriving_fields()
         names = [name for name in fields.names if len(self.siblings) == 1 or name in value]
         joined = join(value, fields, names, self.label)
@@ -177,6 +210,87 @@ class Site:
         output = copy.copy(value)
         output.update(gated)
         return output
+
+    def learn_fields(self, gates: LeAP, value: Any) -> None:
+        """Lay out the gates by what has come with the first batch."""
+        if DistributedDataParallel._get_active_ddp_module() is not None:  # type: ignore[no-untyped-call]
+            raise FieldError(
+                f"{self.label} learns its fields from the first batch, but DistributedDataParallel had to know the gates before. "
+                "Give fields=, or example=, to attach()."
+            )
+        gates.lay_out(fields_of(value, self.label))
+
+    def gate_keyed(self, gates: LeAP, value: Any) -> Any:
+        """Gate the blocks of a keyed tensor, each by its name: the order of the keys may be another in every model and batch."""
+        if gates.fields is None:
+            self.learn_fields(gates, value)
+        fields, values = gates.arriving_fields(), value.values()
+        if gates.held_out:  # tables that are optimized within the backward pass would learn, although asked for no gradient
+            values = values.detach()
+        if (*value.keys(), *value.length_per_key()) == (*fields.names, *fields.widths):
+            return with_values(value, gates(values, self.columns).to(values.dtype))
+        blocks = blocks_of(with_values(value, values), self.label)
+        names = [name for name in fields.names if len(self.siblings) == 1 or name in blocks]
+        refuse(blocks, fields, names, self.label, [f"{name!r} is no field" for name in blocks if name not in fields])
+        mixed = gates(join(blocks, fields, names, self.label), self.columns).split([fields[name].width for name in names], dim=1)
+        gated = dict(zip(names, mixed, strict=True))
+        return with_values(value, side_by_side([gated[name] for name in blocks]).to(values.dtype))
+
+
+class CollectionSite(Site):
+    """The output of a collection of embedding tables.
+
+    DistributedModelParallel replaces the collection, and loses all that hangs on it. So the gates live beside it, in the module
+    around it, and the hook hangs on the model, which puts another one on whatever collection stands there, while it runs.
+    """
+
+    def __init__(self, at: str, model: nn.Module) -> None:
+        super().__init__(at, "output", find_module(model, at))
+        self.held = (*_beside(at, model), CHILD)
+        self.armed: list[RemovableHandle] = []
+
+    @property
+    def path(self) -> tuple[str, ...]:
+        """The names that lead from the model to the gates."""
+        return self.held
+
+    def hold(self, model: nn.Module, gates: LeAP) -> None:
+        """Register the gates and the hooks."""
+        if gates.fields is None:  # DDP will ask how many gates there are, before the first batch
+            gates.lay_out(fields_of_collection(find_module(model, self.at), self.label))
+        _walk(model, self.held[:-1]).add_module(CHILD, gates)
+        self.handles = [
+            model.register_forward_pre_hook(self.arm),
+            model.register_forward_hook(self.disarm, always_call=True),
+        ]
+
+    def arm(self, model: nn.Module, args: tuple[Any, ...]) -> None:
+        """Hang a hook on the collection."""
+        gates, collection = self.gates(model), _walk(model, _names(self.at))
+        self.armed.append(collection.register_forward_hook(lambda _, args, output: self.gate_when_ready(gates, output)))
+
+    def disarm(self, model: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        """Take it down."""
+        if self.armed:
+            self.armed.pop().remove()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "armed": []}
+
+
+def site_at(model: nn.Module, at: str, side: Side) -> Site:
+    """A site at the submodule called `at`; nothing is changed yet."""
+    module = find_module(model, at)
+    collection = is_collection(module) or is_sharded(module)
+    if collection and side == "input":
+        raise AttachError(f"at={at!r} is a collection of embedding tables, which receives ids. Use side='output'.")
+    if is_sharded(module) and (HIDDEN in vars(model) or any(isinstance(m, DistributedDataParallel) for m in model.modules())):
+        raise AttachError(
+            f"at={at!r} is sharded, and the model around it is wrapped in DistributedDataParallel already, which would leave out "
+            "the gates' gradient. Attach before DistributedModelParallel(model), or call it with init_data_parallel=False, "
+            "attach, and then init_data_parallel()."
+        )
+    return CollectionSite(at, model) if collection and module is not model else Site(at, side, module)
 
 
 EXAMPLE_ROWS = 8
@@ -228,15 +342,16 @@ def as_call(example: Any) -> Call:
 
 def few_rows(call: Call) -> Call:
     """A copy of the first rows of a batch, where all its tensors have the same number of rows; else of the batch."""
-    tensors = [leaf for leaf in tree_leaves(call) if isinstance(leaf, Tensor) and leaf.dim()]
-    alike = len({len(tensor) for tensor in tensors}) == 1
+    alike = len({rows_of(leaf) for leaf in tree_leaves(call, is_leaf=is_jagged)} - {None}) == 1
 
     def copied(leaf: Any) -> Any:
+        if is_jagged(leaf):
+            return take_rows(leaf, torch.arange(min(leaf.stride(), EXAMPLE_ROWS) if alike else leaf.stride()))
         if not isinstance(leaf, Tensor):
             return leaf
         return (leaf[:EXAMPLE_ROWS] if alike and leaf.dim() else leaf).detach().clone()
 
-    few: Call = tree_map(copied, call)
+    few: Call = tree_map(copied, call, is_leaf=is_jagged)
     return few
 
 
@@ -262,13 +377,14 @@ def _not_fields(value: Any, label: str) -> AttachError | FieldError:
     if isinstance(value, Tensor):
         return FieldError(f"{label} receives a tensor, which does not name its fields. Give fields= to attach().")
     return AttachError(
-        f"{label}: expected a tensor or a dict of tensors, but found {type(value).__name__}. "
+        f"{label}: expected a tensor, a dict of tensors or a KeyedTensor, but found {type(value).__name__}. "
         "Choose a place where the fields pass as one of these, such as a layer behind it."
     )
 
 
 def fields_of(value: Any, label: str) -> Fields:
-    """Names and widths of the floating-point entries (B, d) or (B,) of a dict."""
+    """Names and widths of the floating-point entries (B, d) or (B,) of a dict, or of a keyed tensor."""
+    value = blocks_of(value, label) if is_keyed(value := waited(value)) else value
     if not isinstance(value, Mapping):
         raise _not_fields(value, label)
     found = {
@@ -282,11 +398,23 @@ def fields_of(value: Any, label: str) -> Fields:
     return Fields(found)
 
 
-def join(value: Mapping[str, Any], fields: Fields, names: list[str], label: str) -> Tensor:
-    """The named entries side by side, (B, D); every problem of every entry in one error."""
-    problems = [problem for name in names if (problem := _problem(value, fields[name]))]
+def fields_of_collection(module: Any, label: str) -> Fields:
+    """Names and widths of what a collection of embedding tables returns."""
+    if not is_collection(module):
+        raise AttachError(f"{label} is sharded, and does not tell its fields. Give fields=, name -> width, to attach().")
+    return Fields({bag.name: bag.width for bag in bags_of(module.embedding_bag_configs())})
+
+
+def refuse(value: Mapping[str, Any], fields: Fields, names: list[str], label: str, others: Sequence[str] = ()) -> None:
+    """Raise every problem of every entry, and others, in one error."""
+    problems = [*(problem for name in names if (problem := _problem(value, fields[name]))), *others]
     if problems:
         raise FieldError(f"{label}: " + "; ".join(problems) + f". Found: {', '.join(map(repr, value))}.")
+
+
+def join(value: Mapping[str, Any], fields: Fields, names: list[str], label: str) -> Tensor:
+    """The named entries side by side, (B, D); every problem of every entry in one error."""
+    refuse(value, fields, names, label)
     rows = {name: value[name].shape[0] for name in names}
     if len(set(rows.values())) > 1:
         raise FieldError(f"{label}: expected the same number of rows in every field, but found {rows}.")
@@ -336,14 +464,38 @@ def sites_of(model: nn.Module) -> Iterator[tuple[nn.Module, Site]]:
     return ((module, hook) for module, hook in hooks_of(model) if isinstance(hook, Site))
 
 
+CONTAINERS = nn.Sequential | nn.ModuleList | nn.ModuleDict | torch.jit.ScriptModule
+
+
 def _home(at: str, module: nn.Module) -> tuple[str, ...]:
-    containers = nn.Sequential | nn.ModuleList | nn.ModuleDict | torch.jit.ScriptModule
     for path, layer in module.named_modules():
-        if not any(True for _ in layer.children()) and not isinstance(layer, containers):
-            if hasattr(layer, CHILD):
-                raise AttachError(f"at={at!r}: {type(layer).__name__} has an attribute {CHILD!r} already.")
-            return tuple(path.split(".")) if path else ()
+        if not any(True for _ in layer.children()) and not isinstance(layer, CONTAINERS):
+            _check_free(at, layer)
+            return _names(path)
     raise AttachError(f"at={at!r} is an empty {type(module).__name__}, which cannot hold the gates. Put an nn.Identity() there.")
+
+
+def _beside(at: str, model: nn.Module) -> tuple[str, ...]:
+    """The names of the module nearest around a collection that is no container, or else of a layer elsewhere."""
+    names, collection = _names(at), find_module(model, at)
+    around = [names[:depth] for depth in reversed(range(len(names)))]
+    inside = set(collection.modules())
+    elsewhere = [_names(path) for path, m in model.named_modules() if m not in inside and not any(True for _ in m.children())]
+    for path in (*around, *elsewhere):
+        layer = _walk(model, path)
+        if not isinstance(layer, CONTAINERS):
+            _check_free(at, layer)
+            return path
+    raise AttachError(f"at={at!r} stands alone in a container, which cannot hold the gates. Put an nn.Identity() beside it.")
+
+
+def _check_free(at: str, layer: nn.Module) -> None:
+    if hasattr(layer, CHILD):
+        raise AttachError(f"at={at!r}: {type(layer).__name__} has an attribute {CHILD!r} already.")
+
+
+def _names(path: str) -> tuple[str, ...]:
+    return tuple(path.split(".")) if path else ()
 
 
 def _walk(module: nn.Module, path: tuple[str, ...]) -> nn.Module:

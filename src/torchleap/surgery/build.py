@@ -11,6 +11,7 @@ from torch import Tensor, fx, nn
 from torch.utils._pytree import tree_leaves
 
 from ..errors import SurgeryError
+from ..keyed import narrowed
 from ..sites import hooks_of
 
 if TYPE_CHECKING:
@@ -34,6 +35,8 @@ def build(model: nn.Module, rewritten: "Rewrite", *, share: bool = False) -> nn.
         memo[id(old)] = nn.Parameter(old.new_empty(0), requires_grad=False) if isinstance(old, nn.Parameter) else old.new_empty(0)
     small = without_gates(model, memo)
     _remove(small, rewritten)
+    for path, configs in writer.collections.items():
+        small.set_submodule(path, narrowed(small.get_submodule(path), configs))
     for path, tensor in writer.parameters.items():
         if find(model, path) is None:  # a bias is created where there was none
             parent, _, name = path.rpartition(".")
@@ -74,7 +77,7 @@ def without_gates(model: nn.Module, memo: dict[int, Any]) -> nn.Module:
 
 def gone(model: nn.Module, rewritten: "Rewrite") -> dict[str, Tensor]:
     """Parameters and buffers that only removed layers hold."""
-    layers = {id(model.get_submodule(path)) for path in rewritten.layers}
+    layers = {id(model.get_submodule(path)) for path in (*rewritten.layers, *_tables_of_collections(model, rewritten))}
     removed: dict[str, Tensor] = {}
     kept: set[int] = set()
 
@@ -91,6 +94,15 @@ def gone(model: nn.Module, rewritten: "Rewrite") -> dict[str, Tensor]:
 
     visit(model, "", False)
     return {path: tensor for path, tensor in removed.items() if id(tensor) not in kept}
+
+
+def _tables_of_collections(model: nn.Module, rewritten: "Rewrite") -> list[str]:
+    """The tables that leave a collection."""
+    found = []
+    for path, configs in rewritten.writer.collections.items():
+        tables: Any = model.get_submodule(path).embedding_bags
+        found += [f"{path}.embedding_bags.{name}" for name in tables if name not in {config.name for config in configs}]
+    return found
 
 
 def as_pruned(model: nn.Module, plan: Any, graph: fx.Graph | None) -> nn.Module:

@@ -13,6 +13,7 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflat
 
 from ..errors import SurgeryError
 from ..gates import LeAP
+from ..keyed import is_jagged, rows_of, take_rows
 from ..sites import Call
 from .compare import alike
 
@@ -49,7 +50,7 @@ class Examples:
                 gates.passed = {}  # of a pass that did not come to its end
                 return None
 
-        with_rows = [i for i, leaf in enumerate(tree_leaves(example)) if _has_rows(leaf, rows)]
+        with_rows = [i for i, leaf in enumerate(_leaves(example)) if rows_of(leaf) == rows]
         if _flat_bags(model, example):
             with_rows = _without_bags(example, with_rows, rows, lambda call: _shapes(attempt(call)) == _shapes(output))
         twice = _changed(example, {(leaf, 0): 2 * rows for leaf in with_rows})
@@ -60,19 +61,21 @@ class Examples:
 
 def batch_rows(given: Any) -> int:
     """The number of rows of a batch: of its first tensor."""
-    sizes = [leaf.shape[0] for leaf in tree_leaves(given) if isinstance(leaf, Tensor) and leaf.dim()]
+    sizes = [rows for leaf in _leaves(given) if (rows := rows_of(leaf)) is not None]
     if not sizes:
         raise SurgeryError("The example holds no tensor with rows. Give a batch as the model takes it.")
-    return int(sizes[0])
+    return sizes[0]
 
 
 def another(examples: Examples, count: int) -> Call:
     """A batch of so many rows, in which every column of the example is drawn anew and for itself."""
     dice = torch.Generator().manual_seed(0)
-    leaves, form = tree_flatten(examples.once)
-    doubled = tree_leaves(examples.twice)
+    leaves, form = tree_flatten(examples.once, is_leaf=is_jagged)
+    doubled = _leaves(examples.twice)
 
-    def draw(leaf: Tensor) -> Tensor:
+    def draw(leaf: Any) -> Any:
+        if not isinstance(leaf, Tensor):
+            return take_rows(leaf, torch.randint(leaf.stride(), (len(leaf.keys()), count), generator=dice))
         flat = leaf.reshape(len(leaf), -1)  # (B, columns)
         chosen = torch.randint(len(leaf), (count, flat.shape[1]), generator=dice).to(leaf.device)
         drawn = flat.gather(0, chosen)
@@ -81,7 +84,7 @@ def another(examples: Examples, count: int) -> Call:
             drawn = drawn * (1 + 0.5 * noise)
         return drawn.reshape(count, *leaf.shape[1:])
 
-    has_rows = [isinstance(a, Tensor) and a.shape != b.shape for a, b in zip(leaves, doubled, strict=True)]
+    has_rows = [rows_of(a) != rows_of(b) for a, b in zip(leaves, doubled, strict=True)]
     changed: Call = tree_unflatten([draw(x) if rows else x for x, rows in zip(leaves, has_rows, strict=True)], form)
     return changed
 
@@ -222,21 +225,23 @@ def _flat_bags(model: nn.Module, example: Call) -> bool:
     return any(lines)
 
 
-def _has_rows(leaf: Any, rows: int) -> bool:
-    return isinstance(leaf, Tensor) and leaf.dim() > 0 and leaf.shape[0] == rows
+def _leaves(call: Any) -> list[Any]:
+    """The tensors of a batch, and its jagged parts as they are."""
+    return tree_leaves(call, is_leaf=is_jagged)
 
 
 def _without_bags(example: Call, with_rows: list[int], rows: int, ignores: Callable[[Call], bool]) -> list[int]:
     """The ids in all bags of an EmbeddingBag may be as many as there are rows, but only by chance: one more does no harm."""
-    leaves = tree_leaves(example)
-    return [i for i in with_rows if leaves[i].dim() > 1 or not ignores(_changed(example, {(i, 0): rows + 1}))]
+    leaves = _leaves(example)
+    several = [is_jagged(leaf) or (isinstance(leaf, Tensor) and leaf.dim() > 1) for leaf in leaves]
+    return [i for i in with_rows if several[i] or not ignores(_changed(example, {(i, 0): rows + 1}))]
 
 
 def _stretched(example: Call, with_rows: list[int], accepts: Callable[[Call], bool]) -> Call:
     """The example with other lengths, as far as the model accepts them."""
     places = [
         (i, dim, leaf.shape[dim])
-        for i, leaf in enumerate(tree_leaves(example))
+        for i, leaf in enumerate(_leaves(example))
         if isinstance(leaf, Tensor)
         for dim in range(1 if i in with_rows else 0, leaf.dim())
     ]
@@ -244,7 +249,7 @@ def _stretched(example: Call, with_rows: list[int], accepts: Callable[[Call], bo
     alone = [[(i, dim)] for i, dim, size in places if size > 1]
     stretched, done = example, set[tuple[int, int]]()
     for group in (*groups, *(place for place in alone if place not in groups)):
-        length = tree_leaves(example)[group[0][0]].shape[group[0][1]]
+        length = _leaves(example)[group[0][0]].shape[group[0][1]]
         for other in (length - 1, length + 1, 2 * length):  # a table of positions may know no longer ones, halves no odd ones
             if other > 0 and not done & set(group) and accepts(candidate := _changed(stretched, dict.fromkeys(group, other))):
                 stretched = candidate
@@ -254,9 +259,12 @@ def _stretched(example: Call, with_rows: list[int], accepts: Callable[[Call], bo
 
 def _changed(call: Call, sizes: dict[tuple[int, int], int]) -> Call:
     """The batch with other sizes of some dimensions of its tensors; what is added repeats what is there."""
-    leaves, form = tree_flatten(call)
+    leaves, form = tree_flatten(call, is_leaf=is_jagged)
     for (place, dim), size in sizes.items():
         leaf = leaves[place]
+        if is_jagged(leaf):
+            leaves[place] = take_rows(leaf, torch.arange(size) % leaf.stride())
+            continue
         index = torch.arange(size, device=leaf.device)
         if not leaf.numel():  # a batch without ids, say
             leaves[place] = leaf.new_zeros((*leaf.shape[:dim], size, *leaf.shape[dim + 1 :]))

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from ..gates import LeAP
+from ..keyed import blocks_of, is_keyed, waited, with_values
 from ..sites import Call, Site, find_module
 from .build import memo_of, without_gates
 from .examples import fresh, in_eval
@@ -73,7 +74,7 @@ class Fed:
 
     def __init__(self, site: Site, places: dict[str, slice], whole: slice) -> None:
         self.site = copy.copy(site)
-        self.site.handle, self.site.siblings = None, ()  # of the model that it was made from
+        self.site.handles, self.site.siblings = [], ()  # of the model that it was made from
         self.places = places
         self.whole = whole
         self.shapes: dict[str, tuple[int, ...]] = {}  # of one row of each entry of a dict, as seen on the example
@@ -96,9 +97,14 @@ class Fed:
         return self.feed(module, output)
 
     def feed(self, module: nn.Module, value: Any) -> Any:
-        """Feed a tensor or a dict; of the latter the dropped entries may be missing."""
+        """Feed a tensor, a keyed tensor or a dict; of the last the dropped entries may be missing."""
         constants = module.get_submodule(".".join((*self.site.home, CHILD)))
         assert isinstance(constants, Feed)
+        value = waited(value)
+        if is_keyed(value):
+            blocks = blocks_of(value, self.site.label)
+            places = {name: self.places[name] for name in blocks}
+            return with_values(value, torch.cat([constants(blocks[n], p.start, p.stop) for n, p in places.items()], dim=1))
         if not isinstance(value, Mapping):
             return constants(value, self.whole.start, self.whole.stop)
         rows = next(entry for name, entry in value.items() if name in self.places).shape[0]

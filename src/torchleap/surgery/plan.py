@@ -10,6 +10,7 @@ from torch import fx, nn
 
 from ..errors import SurgeryError
 from ..gates import LeAP
+from ..keyed import is_sharded
 from ..selection import Selection
 from ..sites import Call, Site
 from ..text import plural, table
@@ -18,7 +19,7 @@ from .compare import alike, difference
 from .cuts import Cut, count, cuts_of, size, work
 from .examples import Examples, another, run, untouched
 from .feed import feed, poisoned, remove_tables, unread_tables
-from .rewrite import Rewrite, inputs_of_dropped, inputs_past_the_gates, rewrite
+from .rewrite import Rewrite, features_unread, inputs_of_dropped, inputs_past_the_gates, rewrite
 from .trace import Trace, affine, first_line, trace
 from .writer import Origin, runs_of
 
@@ -80,6 +81,12 @@ def prepare(
     """
     if fill not in get_args(Fill):
         raise SurgeryError(f"fill must be 'mean' or 'zero', but is {fill!r}.")
+    sharded = [path for path, module in model.named_modules() if is_sharded(module)]
+    if sharded:
+        raise SurgeryError(
+            f"{sharded[0]} is sharded over several ranks. Build the model again without sharding, attach, load the gathered "
+            "weights and gates into it, and prune that; docs/torchrec.md shows how."
+        )
     with untouched(model):
         return Surgery(model, gates, sites, selection, example, fill).prepare()
 
@@ -169,7 +176,7 @@ class Surgery:
             make=lambda share: build(self.model, rewritten, share=share),
             graph=rewritten.writer.graph,
             notes=tuple(notes),
-            unread=tuple(unread),
+            unread=(*unread, *(Unread(name) for name in features_unread(rewritten))),
             origins=rewritten.writer.origins,
         )
 

@@ -7,11 +7,13 @@ import torch
 from torch import fx, nn
 from torch.nn import functional
 
+from ..keyed import keyed_values
 from ..sites import Site, Whole
 from .facts import View
 from .layers import BatchNorm, Bilinear, Convolution, Embedding, EmbeddingBag, Linear, Tokenwise
 from .layouts import Join, Layout, Pick, Reshape
-from .rules import Elementwise, Gate, Input, Opaque, Reduce
+from .rules import Elementwise, Gate, Input, Opaque, Product, Reduce
+from .tables import Keyed
 from .tracer import gated, is_input
 
 OPAQUE = Opaque()
@@ -37,11 +39,14 @@ for _layer in (
 
 CALLS: dict[Any, Opaque] = {
     gated: Gate(),
+    keyed_values: Keyed(),
     operator.getitem: Pick(),
     functional.linear: Linear(),
     torch.matmul: Linear(),
     operator.matmul: Linear(),
     torch.mm: Linear(),
+    torch.bmm: Product(),
+    "bmm": Product(),
     torch.cat: Join(),
     torch.concat: Join(),
     torch.stack: Join(),

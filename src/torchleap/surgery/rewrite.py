@@ -3,10 +3,12 @@
 import operator
 from collections import Counter
 from dataclasses import dataclass, replace
+from typing import Any
 
 from torch import Tensor, fx, nn
 
 from ..gates import LeAP
+from ..keyed import is_collection
 from .build import find
 from .entries import expect_entries
 from .examples import in_eval
@@ -106,6 +108,27 @@ def inputs_past_the_gates(rewritten: Rewrite) -> dict[fx.Node, Tensor]:
     (end,) = (node for node in view.trace.graph.nodes if node.op == "output")
     OPAQUE.ask(end, view)
     return _inputs(view, rewritten.rules)
+
+
+def features_unread(rewritten: Rewrite) -> list[str]:
+    """Features of jagged inputs that collections of tables read before, and nothing does now."""
+    model, tables = rewritten.view.trace.model, rewritten.writer.collections
+    before = _features(rewritten.view.trace.graph, model, {})
+    after = _features(rewritten.writer.graph, model, tables)
+    return [f"{name}[{feature!r}]" for name, features in before.items() for feature in features if feature not in after[name]]
+
+
+def _features(graph: fx.Graph, model: nn.Module, tables: dict[str, list[Any]]) -> dict[str, list[str]]:
+    """Each input that only collections read, with its features that they read."""
+    found: dict[str, list[str]] = {}
+    for node in graph.nodes:
+        calls = [str(user.target) for user in node.users if user.op == "call_module"]
+        modules: dict[str, Any] = {path: model.get_submodule(path) for path in calls}
+        if node.op != "placeholder" or len(calls) < len(node.users) or not all(map(is_collection, modules.values())):
+            continue
+        configs = [config for path, module in modules.items() for config in tables.get(path, module.embedding_bag_configs())]
+        found[str(node.target)] = list(dict.fromkeys(feature for config in configs for feature in config.feature_names))
+    return found
 
 
 def _inputs(view: View, rules: dict[fx.Node, Opaque]) -> dict[fx.Node, Tensor]:

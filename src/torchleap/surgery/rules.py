@@ -157,6 +157,32 @@ class Reduce(Opaque):
         return Written(writer.add(total, rest, node) if bool(rest.any()) else total)
 
 
+class Product(Opaque):
+    """torch.bmm: the product of two constant tokens is a constant, such as the interactions between dropped fields."""
+
+    def applies(self, node: fx.Node, view: View) -> bool:
+        return len(node.args) == 2 and all(view.is_rows(side) for side in node.args)
+
+    def sides(self, node: fx.Node) -> tuple[fx.Node, fx.Node]:
+        """What is multiplied."""
+        left, right = node.args
+        assert isinstance(left, fx.Node)
+        assert isinstance(right, fx.Node)
+        return left, right
+
+    def known(self, node: fx.Node, view: View) -> Facts:
+        left, right = (view.facts[side] for side in self.sides(node))  # (n, k), (k, m)
+        const = left.const.all(-1)[:, None] & right.const.all(-2)
+        nothing = (left.const & (left.value == 0)).all(-1)[:, None] | (right.const & (right.value == 0)).all(-2)
+        return Facts(const | nothing, torch.where(nothing, 0.0, left.value @ right.value))
+
+    def ask(self, node: fx.Node, view: View) -> None:
+        left, right = self.sides(node)
+        live = view.live(node)
+        view.want(left, live.any(-1, keepdim=True).expand(view.trace.shape(left)).clone())
+        view.want(right, live.any(-2, keepdim=True).expand(view.trace.shape(right)).clone())
+
+
 class Gate(Opaque):
     """Where the gates sit: dropped columns are their means; the others have a scale and a shift that what follows may absorb."""
 

@@ -192,7 +192,9 @@ def _kind(node: fx.Node, kinds: dict[fx.Node, Kind], runs: Values, rows: int) ->
             return "fixed"
         has_rows = once.dim() and once.shape[0] == rows and twice.shape == (2 * rows, *once.shape[1:])
         return "rows" if has_rows else "other"
-    return "batch" if node.target == "size" and node.args[1:] == (0,) and sources == ["rows"] else "other"
+    counts = node.target == "size" and node.args[1:] == (0,) and sources == ["rows"]
+    of_jagged = node.target == "stride" and len(node.args) == 1 and (once, twice) == (rows, 2 * rows)
+    return "batch" if counts or of_jagged else "other"
 
 
 def _varying(graph: fx.Graph, kinds: dict[fx.Node, Kind], runs: dict[fx.Node, Values]) -> set[fx.Node]:

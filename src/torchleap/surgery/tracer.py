@@ -11,6 +11,7 @@ from torch.fx.proxy import TraceError
 
 from ..errors import SurgeryError
 from ..gates import LeAP
+from ..keyed import is_collection, is_keyed, keyed_values, places_of, with_values
 from ..sites import Site
 from .entries import Entries
 from .inplace import is_in_place, versions
@@ -132,8 +133,8 @@ class SiteTracer(fx.Tracer):
         return attr_val if self.executing else super().getattr(attr, attr_val, parameter_proxy_cache)
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        """PyTorch's own layers, and modules that could not be followed."""
-        return m in self.opaque or super().is_leaf_module(m, module_qualified_name)
+        """PyTorch's own layers, collections of tables, and modules that could not be followed."""
+        return is_collection(m) or m in self.opaque or super().is_leaf_module(m, module_qualified_name)
 
     def create_args_for_root(self, root_fn: Any, is_module: bool, concrete_args: Any = None) -> Any:
         """Arguments that the example leaves out keep their default; a dict is a dict, so that the model may walk over it."""
@@ -148,7 +149,7 @@ class SiteTracer(fx.Tracer):
                 value = self.given[0][name]
                 if isinstance(value, Mapping):
                     self.entries[name] = Entries({key: proxy[key] for key in value})
-                found.append(self.entries.get(name, proxy))
+                found.append(self.entries.get(name, self.opened(proxy)))
             else:
                 found.append(defaults[name].default)
                 self.graph.erase_node(proxy.node)
@@ -173,11 +174,28 @@ class SiteTracer(fx.Tracer):
             self.failed = self.failed or list(self.inside)
             raise
         self.inside.pop()
+        output = self.opened(output)
         return self.mark(site, output) if site is not None and site.side == "output" else output
+
+    def opened(self, value: Any) -> Any:
+        """A keyed tensor with known keys, whose values alone stand for others."""
+        known: Any = self.runs[value.node][0] if isinstance(value, KnownProxy) else None
+        if not is_keyed(known):
+            return value
+        return with_values(known, self.create_proxy("call_function", keyed_values, (value, tuple(known.keys())), {}))
+
+    def create_arg(self, a: Any) -> Any:
+        """A keyed tensor that was opened is put together again for code that is not followed."""
+        if is_keyed(a) and isinstance(a.values(), fx.Proxy):
+            parts = {"keys": list(a.keys()), "length_per_key": list(a.length_per_key()), "values": a.values()}
+            a = self.create_proxy("call_function", type(a), (), {**parts, "key_dim": a.key_dim()})
+        return super().create_arg(a)
 
     def mark(self, site: Site, value: Any) -> Any:
         """What leaves the gates."""
         fields = self.gates.arriving_fields()
+        if is_keyed(value):
+            return with_values(value, self._mark_keyed([fields.columns(key) for key in value.keys()], value.values()))  # noqa: SIM118
         if isinstance(value, Mapping):
             present = set(value.example if isinstance(value, Entries) else value)
             columns = {name: fields.columns(name) for name in fields.names if name in present}
@@ -185,6 +203,15 @@ class SiteTracer(fx.Tracer):
             return value.replaced(marked) if isinstance(value, Entries) else {**value, **marked}
         place = site.columns or slice(0, fields.dims)
         return self._mark(value, place.start, place.stop)
+
+    def _mark_keyed(self, places: list[slice], values: Any) -> Any:
+        """Mark blocks of columns, which stand at these places among the fields: all at once where they are neighbours there."""
+        widths = [place.stop - place.start for place in places]
+        first = places[0].start
+        if places == [slice(first + place.start, first + place.stop) for place in places_of(widths)]:
+            return self._mark(values, first, places[-1].stop)
+        blocks = values.split(widths, dim=1)
+        return torch.cat([self._mark(blocks[i], place.start, place.stop) for i, place in enumerate(places)], dim=1)
 
     def _mark(self, value: Any, start: int, stop: int) -> Any:
         return self.create_proxy("call_function", gated, (value, start, stop), {})

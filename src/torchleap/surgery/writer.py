@@ -77,6 +77,7 @@ class Writer:
         self.parameters: dict[str, Tensor] = {}  # new tensors by the old path
         self.origins: dict[str, Origin] = {}
         self.attributes: dict[str, dict[str, Any]] = {}  # of layers, such as in_features
+        self.collections: dict[str, list[Any]] = {}  # the tables that are left in a collection of tables
         self.notes: list[str] = []
         self.restored: dict[fx.Node, list[fx.Node]] = {}  # where constants were put back, and for whom
         self.reader: fx.Node | None = None  # the node that is being written

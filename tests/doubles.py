@@ -1,0 +1,161 @@
+"""Stand-ins for TorchRec's classes, with what torchleap asks of them; tests/torchrec has the same tests with the real ones."""
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import nn
+
+
+class KeyedTensor:
+    def __init__(self, keys, length_per_key, values, key_dim=1):
+        self._keys, self._lengths, self._values, self._key_dim = keys, length_per_key, values, key_dim
+
+    def keys(self):
+        return self._keys
+
+    def length_per_key(self):
+        return self._lengths
+
+    def values(self):
+        return self._values
+
+    def key_dim(self):
+        return self._key_dim
+
+    def to_dict(self):
+        return dict(zip(self._keys, self._values.split(self._lengths, dim=1), strict=True))
+
+
+class Jagged:
+    def __init__(self, keys, values, lengths, weights=None):
+        self._keys, self._values, self._lengths, self._weights = keys, values, lengths, weights
+
+    def keys(self):
+        return self._keys
+
+    def values(self):
+        return self._values
+
+    def lengths(self):
+        return self._lengths
+
+    def weights_or_none(self):
+        return self._weights
+
+    def stride(self):
+        return len(self._lengths) // len(self._keys)
+
+    def bags(self):
+        """Each key's list of ids and weights, row by row."""
+        rows = iter(self._values.split(self._lengths.tolist()))
+        weights = iter([None] * len(self._lengths) if self._weights is None else self._weights.split(self._lengths.tolist()))
+        return {key: [(next(rows), next(weights)) for _ in range(self.stride())] for key in self._keys}
+
+
+class Lazy:
+    """A LazyAwaitable: it keeps its result, and changes it by its callbacks when it is waited for."""
+
+    def __init__(self, value):
+        self._value, self._result, self._callbacks, self.waits = value, None, [], 0
+
+    @property
+    def callbacks(self):
+        return self._callbacks
+
+    def wait(self):
+        self.waits += 1
+        value = self._value
+        for callback in self._callbacks:
+            value = callback(value)
+        return value
+
+    def __getattr__(self, name):
+        if self._result is None:
+            self._result = self.wait()
+        return getattr(self._result, name)
+
+
+class Promise:
+    """An awaitable that can only be waited for."""
+
+    def __init__(self, value):
+        self.value = value
+
+    def wait(self):
+        return self.value
+
+
+@dataclass
+class Config:
+    name: str
+    embedding_dim: int
+    num_embeddings: int
+    feature_names: list = field(default_factory=list)
+
+
+class Collection(nn.Module):
+    def __init__(self, tables, is_weighted=False, device=None):
+        super().__init__()
+        self._tables, self._weighted, self._device = tables, is_weighted, device or torch.device("cpu")
+        self.embedding_bags = nn.ModuleDict(
+            {
+                t.name: nn.EmbeddingBag(t.num_embeddings, t.embedding_dim, mode="sum", include_last_offset=True, device=device)
+                for t in tables
+            }
+        )
+
+    def embedding_bag_configs(self):
+        return self._tables
+
+    def is_weighted(self):
+        return self._weighted
+
+    @property
+    def device(self):
+        return self._device
+
+    def forward(self, features):
+        bags, keys, blocks = features.bags(), [], []
+        shared = [name for table in self._tables for name in table.feature_names]
+        for table in self._tables:
+            for name in table.feature_names:
+                ids = [row for row, _ in bags[name]]
+                offsets = torch.tensor([0, *(len(row) for row in ids)]).cumsum(0)
+                blocks.append(self.embedding_bags[table.name](input=torch.cat(ids), offsets=offsets))
+                keys.append(f"{name}@{table.name}" if shared.count(name) > 1 else name)
+        return self.result(KeyedTensor(keys, [block.shape[1] for block in blocks], torch.cat(blocks, dim=1)))
+
+    def result(self, value):
+        return value
+
+
+class Sharded(nn.Module):
+    """What stands in place of a collection after sharding: other keys first, and only a promise of them."""
+
+    def __init__(self, collection, promise=Lazy):
+        super().__init__()
+        self.inner, self.promise = collection, promise
+
+    def input_dist(self):
+        raise NotImplementedError
+
+    def output_dist(self):
+        raise NotImplementedError
+
+    def create_context(self):
+        raise NotImplementedError
+
+    def forward(self, features):
+        value = self.inner(features)
+        return self.promise(reordered(value, list(reversed(value.keys()))))
+
+
+def reordered(value, keys):
+    blocks = value.to_dict()
+    return KeyedTensor(keys, [blocks[key].shape[1] for key in keys], torch.cat([blocks[key] for key in keys], dim=1))
+
+
+def jagged(keys, rows, ids=20, weighted=False):
+    lengths = torch.randint(0, 4, (len(keys) * rows,))
+    total = int(lengths.sum())
+    return Jagged(list(keys), torch.randint(0, ids, (total,)), lengths, torch.rand(total) if weighted else None)
