@@ -29,6 +29,8 @@ ROOMS = (
     "models",
     "stepping",
     "train",
+    "checkpoints",
+    "streaming",
     "callbacks",
     "drift",
     "methods",

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from .searching import retrain, search
     from .selecting import decide
     from .selection import Selection
+    from .streaming import LearnGates, stream
     from .surgery import Plan
     from .train import Training, fit
 
@@ -31,6 +32,7 @@ _LATER = {
     **dict.fromkeys(("Plugin", "attach", "attached"), "plugin"),
     **dict.fromkeys(("retrain", "search"), "searching"),
     **dict.fromkeys(("Training", "fit"), "train"),
+    **dict.fromkeys(("LearnGates", "stream"), "streaming"),
     **{"GateOptimizer": "optimizer", "LeAP": "gates", "Plan": "surgery", "Report": "report"},
     **{"Selection": "selection", "decide": "selecting"},
 }
@@ -60,6 +62,7 @@ __all__ = [
     "Fields",
     "GateOptimizer",
     "LeAP",
+    "LearnGates",
     "MetricError",
     "Plan",
     "Plugin",
@@ -88,5 +91,6 @@ __all__ = [
     "retrain",
     "s_auc",
     "search",
+    "stream",
     "train",
 ]

@@ -158,7 +158,7 @@ class LeAP(nn.Module):
 
     def gate(self) -> Tensor:
         """The gates g = sigmoid(theta / tau), (G,); 1 where a field is protected."""
-        opened = torch.sigmoid(self.theta / self.temperature)
+        opened = torch.sigmoid(ranks.whole(self.theta) / self.temperature)
         return torch.where(self.free > 0, opened, torch.ones_like(opened)) if self._protects else opened
 
     def forward(self, x: Tensor, columns: slice | None = None) -> Tensor:
@@ -189,7 +189,7 @@ class LeAP(nn.Module):
 
     def _mix_with_mean(self, x: Tensor, columns: slice) -> Tensor:
         # NOTE[PAPER] The paper does not say what evaluation does; its code shuffles there too, which makes the metric noisy.
-        gate = torch.where(self.steps > self.warmup, self.gate(), torch.ones_like(self.theta))
+        gate = torch.where(self.steps > self.warmup, self.gate(), torch.ones_like(self.distance))
         share, mean = gate[self.column_gate[columns]], self.means()[columns]
         output = (share * x + (1 - share) * mean).to(x.dtype)
         return output if self._mask is None else torch.where(self._mask[columns], output, mean.to(x.dtype))
@@ -379,7 +379,7 @@ class LeAP(nn.Module):
     @property
     def moved(self) -> bool:
         """Whether any gate has left the place where it started."""
-        theta = self.theta.detach()
+        theta = ranks.whole(self.theta.detach())
         start = torch.tensor(self.init, dtype=torch.float32).to(theta.dtype)  # a float64 module may have started in float32
         return bool(((theta != start.to(theta.device)) & (theta != self.init) & (self.free > 0)).any())
 

@@ -43,7 +43,7 @@ def guard(gates: Gated) -> None:
 
 
 def _before_step(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]] | None:
-    if not hasattr(optimizer, "_optimizer_state_dict_pre_hooks"):  # a wrapper, as TorchRec's are; what it wraps comes here as well
+    if not hasattr(optimizer, "_optimizer_state_dict_pre_hooks"):  # a wrapper, as TorchRec's; what it wraps comes too
         return None
     guarded = {id(gates.theta): gates for gates in _guarded}
     held = [gates for gates in _set_apart(optimizer, guarded) if gates.warming_up]

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import Optimizer
 
+from . import ranks
 from .errors import TorchleapError, refuse_settings
 from .gates import LeAP
 
@@ -64,6 +65,10 @@ class GateOptimizer(Optimizer):
         """What a copy or a pickle needs: the gates as well, for the protected ones among them."""
         return {**super().__getstate__(), "_gates": self._gates}
 
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on; also with gates that are sharded by now."""
+        super().load_state_dict(ranks.sharded_state(state_dict, [self._gates.theta]))
+
     @overload
     def step(self, closure: None = None) -> None: ...
     @overload
@@ -83,21 +88,22 @@ class GateOptimizer(Optimizer):
 
     def _step_one(self, theta: Tensor, gradient: Tensor, state: dict[str, Any], group: dict[str, Any]) -> None:
         if not state:
-            state["step"] = theta.new_zeros(())
+            state["step"] = torch.zeros((), dtype=theta.dtype, device=theta.device)
             state["exp_avg"] = torch.zeros_like(theta)
             state["exp_avg_sq"] = torch.zeros_like(theta)
+        # each rank moves its own part of gates that are sharded
+        free, on_train = ranks.own_part(self._gates.free, like=theta), self._gates.train_gradient
+        theta, gradient, average, squares = map(ranks.own_part, (theta, gradient, state["exp_avg"], state["exp_avg_sq"]))
         beta1, beta2 = group["betas"]
         state["step"] += 1
         # NOTE[PAPER] Ours: what a gate gains on train rows beyond held-out rows is memorised, and counts against it.
-        on_train, share = self._gates.train_gradient, group["optimism"]
-        if on_train is None:
-            on_train, share = gradient, 0.0
-        state["exp_avg"].lerp_(gradient + share * (gradient - on_train), 1 - beta1)
+        on_train, share = (gradient, 0.0) if on_train is None else (ranks.own_part(on_train), group["optimism"])
+        average.lerp_(gradient + share * (gradient - on_train), 1 - beta1)
         # the train rows' part is all the noise there is of a field that held-out rows do not have
-        state["exp_avg_sq"].lerp_(gradient.square() + (share * on_train).square(), 1 - beta2)
-        first = state["exp_avg"] / (1 - beta1 ** state["step"])
-        second = state["exp_avg_sq"] / (1 - beta2 ** state["step"])
+        squares.lerp_(gradient.square() + (share * on_train).square(), 1 - beta2)
+        first = average / (1 - beta1 ** state["step"])
+        second = squares / (1 - beta2 ** state["step"])
         # NOTE[PAPER] Ours: the paper's penalty goes through Adam with the task's gradient and needs a weight for each data set.
         signal = first / (second.sqrt() + group["eps"])
         moved = (theta - group["lr"] * (signal + group["strength"])).clamp(-group["bound"], group["bound"])
-        theta.copy_(torch.where(self._gates.free > 0, moved, theta))  # a protected gate stays where it is
+        theta.copy_(torch.where(free > 0, moved, theta))  # a protected gate stays where it is

@@ -1,7 +1,7 @@
 """Ranks: the processes of one job, as torchrun starts them. A single process is the only rank, and nothing is sent."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any, TypeVar
@@ -125,6 +125,43 @@ def gathered(tensor: Tensor) -> list[Tensor]:
     found = [torch.empty_like(padded) for _ in sizes]
     dist.all_gather(found, padded)
     return [one[: int(size)] for one, size in zip(found, sizes, strict=True)]
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """A tensor in one piece; of one that is sharded over ranks (a DTensor), all of them have to ask."""
+    gathered: Tensor = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+    return gathered
+
+
+def own_part(tensor: Tensor, like: Tensor | None = None) -> Tensor:
+    """This rank's part of a tensor that is sharded, or that is to be sharded `like` another; of a DTensor it is a view."""
+    if like is not None and hasattr(like, "full_tensor") and not hasattr(tensor, "full_tensor"):
+        tensor = sharded(tensor, like)
+    part: Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+    return part
+
+
+def sharded(tensor: Tensor, like: Any) -> Tensor:
+    """A tensor that every rank has, sharded like another; nothing is sent."""
+    from torch.distributed.tensor import DTensor, Replicate
+
+    everywhere = [Replicate()] * like.device_mesh.ndim
+    return DTensor.from_local(tensor, like.device_mesh, everywhere, run_check=False).redistribute(placements=like.placements)
+
+
+def sharded_state(state: dict[str, Any], parameters: Sequence[Tensor]) -> dict[str, Any]:
+    """The state_dict of an optimizer, with what belongs to the elements of sharded parameters sharded as they are."""
+    places = {place: parameter for place, parameter in enumerate(parameters) if hasattr(parameter, "full_tensor")}
+
+    def like(place: int, value: Any) -> Any:
+        plain = isinstance(value, Tensor) and not hasattr(value, "full_tensor")
+        return sharded(value, places[place]) if plain and value.shape == places[place].shape else value
+
+    found = {
+        place: {name: like(place, value) for name, value in own.items()} if place in places else own
+        for place, own in state["state"].items()
+    }
+    return {**state, "state": found}
 
 
 def meet() -> None:

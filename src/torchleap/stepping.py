@@ -8,7 +8,6 @@ from typing import Any, ClassVar, Literal, get_args
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 from torch.nn.functional import binary_cross_entropy_with_logits
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Adam, Optimizer
@@ -190,7 +189,7 @@ class Stepper:
         called = model
         if ranks.count() > 1 and not is_distributed(model):
             unused = not all(hook.always_uses_own for hook in self.hooks)
-            called = DistributedDataParallel(model, find_unused_parameters=unused, broadcast_buffers=False)
+            called = DistributedDataParallel(model, find_unused_parameters=unused)
         self.forward = torch.compile(called) if training.compile else called
         self.losses: list[float] = []
 
@@ -263,13 +262,11 @@ class Stepper:
         self.agree()
 
     def agree(self) -> None:
-        """Average what each rank has measured of its own rows, such as batch norm's statistics; gates have agreed already."""
-        if ranks.count() == 1:
-            return
-        agreed = {id(buffer) for module in self.run.model.modules() if isinstance(module, LeAP) for buffer in module.buffers()}
-        for buffer in self.run.model.buffers():
-            if buffer.is_floating_point() and id(buffer) not in agreed:
-                ranks.average(buffer)
+        """Take over the first rank's buffers, such as batch norm's statistics, as DDP does before the next step anyway."""
+        for module in self.run.model.modules() if ranks.count() > 1 else ():
+            if not isinstance(module, LeAP):  # gates agree by themselves
+                for buffer in module.buffers(recurse=False):
+                    ranks.share(buffer)
 
     def hooks_with_state(self) -> list[Hook]:
         """Those that a checkpoint keeps; others, which only watch, may come and go between two runs."""
@@ -286,10 +283,13 @@ class Stepper:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on."""
-        parts = {"optimizers": self.optimizers, "schedules": self.schedules, "hooks": self.hooks_with_state()}
-        for name, objects in parts.items():
-            for thing, saved in zip(objects, state[name], strict=True):  # type: ignore[call-overload]
-                thing.load_state_dict(saved)
+        for optimizer, saved in zip(self.optimizers, state["optimizers"], strict=True):
+            parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+            optimizer.load_state_dict(ranks.sharded_state(saved, parameters))
+        for schedule, saved in zip(self.schedules, state["schedules"], strict=True):
+            schedule.load_state_dict(saved)
+        for hook, saved in zip(self.hooks_with_state(), state["hooks"], strict=True):
+            hook.load_state_dict(saved)
         self.losses = list(state["losses"])
 
     def _precision(self) -> AbstractContextManager[Any]:
@@ -310,7 +310,7 @@ class Stepper:
 def is_distributed(model: nn.Module) -> bool:
     """Whether the model takes care of several ranks itself: it is wrapped in DDP, or sharded."""
     wrapped = any(isinstance(module, DistributedDataParallel) for module in model.modules())
-    return wrapped or any(isinstance(parameter, DTensor) for parameter in model.parameters())
+    return wrapped or any(hasattr(parameter, "full_tensor") for parameter in model.parameters())
 
 
 def optimizers_for(model: nn.Module, training: Training, *, except_for: Sequence[nn.Parameter] = ()) -> list[Optimizer]:

@@ -277,7 +277,9 @@ class _Loop:
         self.run.model.load_state_dict(content["model"])
         self.stepper.load_state_dict(content)
         self.batches.load_state_dict(content["batches"])
-        go_on_by_chance(content["random"], self.run.training.seed, content["run"]["step"])
+        random = content["random"]
+        own = random[ranks.rank()] if len(random) == ranks.count() else None
+        go_on_by_chance(own, self.run.training.seed, content["run"]["step"])
         for name, value in content["run"].items():
             setattr(self.run, name, value)
 
@@ -302,10 +304,10 @@ class _Loop:
             raise TrainingError(f"{path} is a checkpoint of another run: {'; '.join(problems[:3])}. Remove it to start anew.")
 
 
-def go_on_by_chance(states: Sequence[Tensor], seed: int, step: int) -> None:
-    """Put back this rank's random numbers; with another number of ranks than before they begin anew."""
-    if len(states) == ranks.count():
-        torch.set_rng_state(states[ranks.rank()])
+def go_on_by_chance(state: Tensor | None, seed: int, step: int) -> None:
+    """Put back this rank's random numbers; where there are none, as for another number of ranks, they begin anew."""
+    if state is not None:
+        torch.set_rng_state(state)
     else:
         torch.manual_seed(seed + 1_000_003 * step + ranks.rank())
 

@@ -227,6 +227,18 @@ def test_drifting_effects_fade_and_grow():
     assert set(log.drift.values()) == {"fades", "grows"}
 
 
+def test_with_a_switch_drifting_effects_change_at_once():
+    log = IndustrialLog(fields=64, dims=1_000, queries_per_day=1_600, switch_days=2, seed=5)  # 20,000 rows a day
+    before, after = log.frame(40_000), log.frame(40_000, start=40_000)
+    for name, course in log.drift.items():
+        strong, weak = (before, after) if course == "fades" else (after, before)
+        z = [z_score(log.signals(frame)[name], frame["label"].to_numpy()) for frame in (strong, weak)]
+        assert z[0] > 6, name
+        assert abs(z[1]) < 4, name
+    slow = IndustrialLog(fields=64, dims=1_000, queries_per_day=1_600, seed=5).frame(2_000)
+    assert slow.drop("label").equals(before[:2_000].drop("label"))
+
+
 def test_queries_are_5_to_20_neighbouring_rows_of_one_user_and_time():
     query = FRAME["query"].to_numpy()
     starts = np.flatnonzero(np.diff(query, prepend=-1))
@@ -287,6 +299,7 @@ def test_a_failed_write_leaves_everything_as_it_was(tmp_path, error):
         ({"fields": 64, "dims": 50_000}, "dims must be 343 to 4,763 for 64 fields .*, but is 50000"),
         ({"queries_per_day": 0}, "queries_per_day must be a whole number of at least 1, but is 0"),
         ({"drift_days": 0.0}, "drift_days must be a number above 0, but is 0.0"),
+        ({"switch_days": -1.0}, "switch_days must be a number of at least 0, or None, but is -1.0"),
         ({"users": 0}, "users must be a whole number of at least 1, but is 0"),
         ({"active": 0.0}, "active must be a share above 0 and up to 1, but is 0.0"),
         ({"seed": -1, "users": 0}, "users .*; seed must be a whole number of at least 0, but is -1"),

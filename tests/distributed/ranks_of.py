@@ -2,6 +2,7 @@
 
 import importlib
 import os
+import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -17,8 +18,9 @@ ROOT = Path(__file__).parents[2]
 
 def start(function: Callable[..., None], folder: Path, *, ranks: int = 2, wait: float = WAIT) -> list[subprocess.Popen[str]]:
     """Start `function(folder)` as so many ranks of one gloo job."""
-    store = folder / f"store_{function.__name__}_{ranks}_{len(list(folder.iterdir()))}"
-    call = [sys.executable, "-m", __name__, function.__module__, function.__name__, str(folder), str(store), str(wait)]
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    call = [sys.executable, "-m", __name__, function.__module__, function.__name__, str(folder), str(port), str(wait)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "WORLD_SIZE": str(ranks), "PYTHONPATH": str(ROOT)}
     pipes: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "cwd": ROOT}
     return [subprocess.Popen(call, env={**environment, "RANK": str(rank)}, **pipes) for rank in range(ranks)]
@@ -47,11 +49,11 @@ def keep(folder: Path, value: Any) -> None:
 
 
 if __name__ == "__main__":
-    module, name, folder, store, wait = sys.argv[1:]
+    module, name, folder, port, wait = sys.argv[1:]
     torch.set_num_threads(1)
     torch.distributed.init_process_group(
         "gloo",
-        init_method=f"file://{store}",
+        init_method=f"tcp://127.0.0.1:{port}",
         rank=int(os.environ["RANK"]),
         world_size=int(os.environ["WORLD_SIZE"]),
         timeout=timedelta(seconds=float(wait)),

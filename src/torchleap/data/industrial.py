@@ -68,6 +68,7 @@ class IndustrialLog:
     Args:
         dims: Dimensions of all fields together, in the model: about half of the wide ones are tables of ids.
         drift_days: After so many days the fading effects are gone and the growing ones have their full size.
+        switch_days: After so many days they change at once, instead of slowly.
         active: The share of rows in which a sparse field is not 0.
 
     >>> log = IndustrialLog(fields=64, dims=1_000, seed=0)
@@ -82,6 +83,7 @@ class IndustrialLog:
     users: int = 20_000
     active: float = 0.01
     seed: int = 0
+    switch_days: float | None = None
 
     def __post_init__(self) -> None:
         least = fewest_fields()
@@ -95,6 +97,10 @@ class IndustrialLog:
             ),
             "queries_per_day": ("a whole number of at least 1", is_whole(self.queries_per_day) and self.queries_per_day >= 1),
             "drift_days": ("a number above 0", is_number(self.drift_days) and 0 < self.drift_days < math.inf),
+            "switch_days": (
+                "a number of at least 0, or None",
+                self.switch_days is None or (is_number(self.switch_days) and self.switch_days >= 0),
+            ),
             "users": ("a whole number of at least 1", is_whole(self.users) and self.users >= 1),
             "active": ("a share above 0 and up to 1", is_number(self.active) and 0 < self.active <= 1),
             "seed": ("a whole number of at least 0", is_whole(self.seed) and self.seed >= 0),
@@ -291,7 +297,9 @@ class IndustrialLog:
     def _log_odds(self, signals: Mapping[str, Floats], time: Values) -> Floats:
         """The sum of all effects (rows,)."""
         spread = math.sqrt(1 + math.pi / 8 * SIGNAL**2)  # how much a normal of this size flattens the logistic
-        faded = (1 - np.cos(np.pi * np.clip((time - FIRST_SECOND) / DAY / self.drift_days, 0, 1))) / 2
+        days = (time - FIRST_SECOND) / DAY
+        slowly = (1 - np.cos(np.pi * np.clip(days / self.drift_days, 0, 1))) / 2
+        faded = slowly if self.switch_days is None else days >= self.switch_days
         total = np.full(len(time), spread * math.log(BASE_RATE / (1 - BASE_RATE)))
         for a, b in self.pairs:
             total += self.effect[a] * signals[a] * signals[b]

@@ -1,0 +1,301 @@
+"""stream: training on rows that never end, each seen once; and gates that learn from them."""
+
+import math
+import os
+import time
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from . import ranks
+from .checkpoints import Checkpoints
+from .errors import MetricError
+from .metrics import auc, log_loss
+from .plugin import Plugin
+from .stepping import Hook, Loss, Run, Stepper, Training, TrainingError, of_log_odds
+from .train import go_on_by_chance, interrupts_wait, is_due
+
+WINDOW = 1000  # steps between two looks
+PREDICTED = 10  # every so many batches are predicted before they are learnt from
+REMEMBERED = 1000  # looks
+WAY = 1.6  # of theta from its start to a closed gate, 0.05
+
+
+def stream(
+    model: nn.Module,
+    batches: Iterable[Any],
+    training: Training | None = None,
+    *,
+    hooks: Sequence[Hook] = (),
+    optimizers: Sequence[Optimizer] | None = None,
+    loss: Loss = of_log_odds,
+    checkpoint: str | os.PathLike[str] | None = None,
+    background: bool = False,
+    keep: int = 2,
+) -> Run:
+    """Train on fresh batches, each once, until `training.steps`, the time limit or the end of the batches.
+
+    Every `look_every` steps (1,000 if it is None) a record of the window goes to `run.history` and to the hooks. Its AUC and log
+    loss are of every tenth batch, predicted before it was learnt from. On several ranks (`torchrun`) each brings its own batches;
+    a model that is not wrapped or sharded yet is wrapped in DDP.
+
+    >>> plugin = tl.attach(model, fields, at="deep")  # doctest: +SKIP
+    >>> stream(model, loader, hooks=[LearnGates(plugin)], checkpoint="state")  # doctest: +SKIP
+
+    Args:
+        batches: Of `(inputs, label)`, where a tuple of inputs is several arguments, or objects with these two attributes. With
+            `state_dict` and `load_state_dict`, as torchdata's StatefulDataLoader has them, a resume goes on with the next batch.
+        training: Its batch, epochs, patience and metric play no part.
+        optimizers: Of the model; None is Adam, see `optimizers_for`.
+        checkpoint: A folder that all ranks reach: the latest checkpoint there is gone on from, and new ones are saved there.
+        background: Write checkpoints while the training goes on.
+        keep: How many checkpoints to keep.
+    """
+    training = training or Training(epochs=1)
+    place = "" if checkpoint is None else f": it goes on from the latest checkpoint in {checkpoint}"
+    with ranks.explained(f"Start the job again{place}."):
+        saved = None if checkpoint is None else Checkpoints(Path(checkpoint), keep=keep, background=background)
+        loop = _Stream(model, batches, training, hooks, optimizers, loss, saved)
+        return loop.run_to_its_end()
+
+
+class LearnGates(Hook):
+    """Gates that learn from the model's own batches, of which every row is new: those of a stream.
+
+    The pressure rises from 0 until useless gates would have closed, so that the model has learnt what a field is for.
+
+    Args:
+        strength, lr: As in `GateOptimizer`.
+    """
+
+    def __init__(self, plugin: Plugin, *, strength: float = 0.4, lr: float = 1e-3) -> None:
+        self.plugin = plugin
+        self.strength = strength
+        self.optimizer = plugin.optimizer(strength=strength, lr=lr)
+        self.rise = WAY / (lr * max(strength, 0.1))
+
+    def own_parameters(self) -> list[nn.Parameter]:
+        """The gates."""
+        return [self.plugin.gates.theta]
+
+    def after_step(self, run: Run) -> None:
+        """Move the gates."""
+        self.optimizer.param_groups[0]["strength"] = self.strength * min(1.0, run.step / self.rise)
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+
+    def after_look(self, run: Run, record: dict[str, float]) -> None:
+        """Remember the gates."""
+        record.update({f"gate_{name}": score for name, score in self.plugin.scores().items()})
+
+    def state_dict(self) -> dict[str, Any]:
+        """The optimizer of the gates."""
+        return {"optimizer": self.optimizer.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on."""
+        self.optimizer.load_state_dict(state["optimizer"])
+
+
+class _Stream:
+    """One run of `stream`."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        batches: Iterable[Any],
+        training: Training,
+        hooks: Sequence[Hook],
+        optimizers: Sequence[Optimizer] | None,
+        loss: Loss,
+        saved: Checkpoints | None,
+    ) -> None:
+        self.run = Run(model, None, training)
+        self.batches = batches
+        self.checkpoints = saved
+        torch.manual_seed(training.seed + ranks.rank())
+        self.stepper = Stepper(self.run, hooks, optimizers=optimizers, loss=loss)
+        self.predicted: list[tuple[Tensor, Tensor]] = []  # labels and log odds, since the last look
+        self.interrupted = False
+        self.started = self.last_saved = time.monotonic()
+        latest = None if saved is None else saved.latest()
+        if latest is not None:
+            self._resume(latest)
+
+    def run_to_its_end(self) -> Run:
+        run = self.run
+        try:
+            for hook in self.stepper.hooks:
+                hook.at_start(run)
+            with interrupts_wait(self.checkpoints is not None, self._interrupt):
+                self._train()
+            for hook in self.stepper.hooks:
+                hook.at_end(run)
+        finally:
+            for optimizer in self.stepper.lazy():
+                optimizer.release()
+        run.model.eval()
+        return run
+
+    def _train(self) -> None:
+        run, training = self.run, self.run.training
+        window = training.look_every or WINDOW
+        source = iter(self.batches)
+        if training.steps is not None and run.step >= training.steps:
+            run.stopped = "all steps are done"
+        stop = False
+        while not run.stopped:
+            batch = self._next(source)
+            if batch is None:
+                run.stopped = "the batches have ended"
+                break
+            inputs, label = parts_of(batch)
+            if self.stepper.loss is of_log_odds and run.step % PREDICTED == 0:
+                self._predict(inputs, label)
+            stop, late, due = self.stepper.step(inputs, label, self._asks)
+            stop = stop or (self.interrupted and ranks.count() == 1)  # of several, each has to know before it stops
+            if run.step % window == 0:
+                self._look()
+            if run.step == training.steps:
+                run.stopped = "all steps are done"
+            elif late:
+                run.stopped = f"the time limit of {training.time_limit:g} seconds"
+            elif due or stop:
+                self._save()
+            if stop:
+                self._finish()
+                raise KeyboardInterrupt
+        run.seconds = self._seconds()
+        self.stepper.agree()
+        self._save()
+        self._finish()
+
+    def _next(self, source: Any) -> Any:
+        """The next batch; None if it is missing, here or on another rank: a step needs all."""
+        batch = next(source, None)
+        if ranks.count() > 1 and float(ranks.total(torch.tensor(float(batch is None)))) > 0:
+            return None
+        return batch
+
+    def _asks(self) -> tuple[bool, ...]:
+        training = self.run.training
+        late = training.time_limit is not None and self._seconds() > training.time_limit
+        return self.interrupted, late, is_due(training, self.run.step + 1, self.last_saved)
+
+    def _interrupt(self) -> None:
+        if self.interrupted:
+            raise KeyboardInterrupt
+        self.interrupted = True
+
+    @torch.no_grad()
+    def _predict(self, inputs: tuple[Any, ...], label: Tensor) -> None:
+        model = self.run.model
+        self.stepper.agree()
+        model.eval()
+        self.predicted.append((label.detach().cpu(), model(*inputs).float().cpu().reshape(label.shape)))
+        model.train()
+
+    def _look(self) -> None:
+        run, stepper = self.run, self.stepper
+        stepper.settle()
+        record = {
+            "step": run.step,
+            "seconds": self._seconds(),
+            "train_loss": stepper.mean_loss(),
+            "lr": stepper.optimizers[0].param_groups[0]["lr"],
+            **self._metrics(),
+        }
+        run.history.append(record)
+        del run.history[:-REMEMBERED]
+        for hook in stepper.hooks:
+            hook.after_look(run, record)
+
+    def _metrics(self) -> dict[str, float]:
+        if self.stepper.loss is not of_log_odds:
+            return {}
+        own = [torch.cat(each) for each in zip(*self.predicted, strict=True)] or [torch.zeros(0), torch.zeros(0)]
+        self.predicted.clear()
+        label, log_odds = (torch.cat(ranks.gathered(each)) for each in own)
+        try:
+            return {"valid_auc": auc(label, log_odds), "valid_log_loss": log_loss(label, torch.sigmoid(log_odds.double()))}
+        except MetricError:  # so few rows that they have one label
+            return {"valid_auc": math.nan, "valid_log_loss": math.nan}
+
+    def _seconds(self) -> float:
+        return self.run.seconds + time.monotonic() - self.started
+
+    # Checkpoints
+
+    def _shared(self) -> dict[str, Any]:
+        run = self.run
+        about = {"step": run.step, "history": run.history, "seconds": run.seconds if run.stopped else self._seconds()}
+        return {"model": run.model.state_dict(), **self.stepper.state_dict(), "run": about}
+
+    def _own(self) -> dict[str, Any]:
+        place = self.batches.state_dict() if hasattr(self.batches, "state_dict") else None
+        return {"random": torch.get_rng_state(), "batches": place, "predicted": self.predicted}
+
+    def _save(self) -> None:
+        if self.checkpoints is not None:
+            self.stepper.agree()  # any rank may write what all have
+            self.checkpoints.save(self.run.step, self._shared(), self._own())
+        self.last_saved = time.monotonic()
+
+    def _finish(self) -> None:
+        if self.checkpoints is not None:
+            self.checkpoints.wait()
+
+    def _resume(self, path: Path) -> None:
+        assert self.checkpoints is not None
+        shared, each, count = self.checkpoints.load(path, self._shared())
+        ours = {name: tuple(tensor.shape) for name, tensor in self.run.model.state_dict().items()}
+        theirs = {name: tuple(tensor.shape) for name, tensor in shared["model"].items()}
+        if ours != theirs or len(shared["hooks"]) != len(self.stepper.hooks_with_state()):
+            raise TrainingError(f"{path} is a checkpoint of another model or of other hooks. Give another folder.")
+        self.run.model.load_state_dict(shared["model"])
+        self.stepper.load_state_dict(shared)
+        for name, value in shared["run"].items():
+            setattr(self.run, name, value)
+        as_many = count == ranks.count()
+        self._go_on_in_batches([own["batches"] for own in each], path)
+        go_on_by_chance(each[0]["random"] if as_many else None, self.run.training.seed, self.run.step)
+        self.predicted = each[0]["predicted"] if as_many else []
+
+    def _go_on_in_batches(self, places: list[Any], path: Path) -> None:
+        if not hasattr(self.batches, "load_state_dict") or places[0] is None:
+            return  # nobody knows where they stood: they go on where they are
+        if any(not _same(place, places[0]) for place in places[1:]):
+            raise TrainingError(
+                f"{path} is of {len(places)} ranks, now there are {ranks.count()}, and each rank's batches stood at their own "
+                f"place. Start {len(places)} ranks, or give batches whose state_dict() is the same on all ranks, as "
+                "Rows.batches(..., together=True) has it."
+            )
+        self.batches.load_state_dict(places[0])
+
+
+def _same(one: Any, other: Any) -> bool:
+    if isinstance(one, Tensor) and isinstance(other, Tensor):
+        return torch.equal(one, other)
+    if isinstance(one, dict) and isinstance(other, dict):
+        return one.keys() == other.keys() and all(_same(one[key], other[key]) for key in one)
+    if isinstance(one, list | tuple) and isinstance(other, list | tuple):
+        return len(one) == len(other) and all(map(_same, one, other))
+    return bool(one == other)
+
+
+def parts_of(batch: Any) -> tuple[tuple[Any, ...], Tensor]:
+    """The arguments of the model, and the label."""
+    if hasattr(batch, "inputs") and hasattr(batch, "label"):
+        inputs, label = batch.inputs, batch.label
+    elif isinstance(batch, tuple | list) and len(batch) == 2:
+        inputs, label = batch
+    else:
+        raise TrainingError(
+            f"Expected batches of (inputs, label), or with these two attributes, but found {type(batch).__name__}. "
+            "Convert them: ((inputs, label) for ... in loader)."
+        )
+    return (inputs if isinstance(inputs, tuple) else (inputs,)), label

@@ -1,0 +1,258 @@
+"""Streams: rows that never end, on one rank and on two; checkpoints while they run; and what goes wrong."""
+
+import os
+import pickle
+import resource
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import torchleap as tl
+from torchleap.checkpoints import CheckpointError, Checkpoints
+from torchleap.train import Hook, Run, Training, TrainingError
+
+from .ranks_of import finish, keep, run, start
+from .test_train import wait_for
+
+FIELDS = {"useful": 2, "useless": 2}
+
+
+class Endless:
+    """A stream whose place is a number of batches, the same on all ranks; each takes its share of every batch."""
+
+    def __init__(self, rows: int = 64, last: int | None = None) -> None:
+        self.rows, self.place, self.last = rows, 0, last
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        rank, ranks = (int(os.environ.get(name, default)) for name, default in (("RANK", "0"), ("WORLD_SIZE", "1")))
+        while self.last is None or self.place < self.last:
+            dice = torch.Generator().manual_seed(self.place)
+            x = torch.randn(self.rows, 4, generator=dice)
+            y = (torch.rand(self.rows, generator=dice) < torch.sigmoid(3 * x[:, 0] - 2 * x[:, 1])).float()
+            self.place += 1
+            yield x.chunk(ranks)[rank], y.chunk(ranks)[rank]
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"place": self.place}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.place = state["place"]
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.deep = nn.Sequential(nn.Linear(4, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Dropout(0.1), nn.Linear(16, 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.deep(x)[:, 0]
+        return found
+
+
+def gated() -> tuple[nn.Module, tl.Plugin]:
+    torch.manual_seed(0)
+    model = Net()
+    return model, tl.attach(model, FIELDS, at="deep", seed=0)
+
+
+def streamed(steps: int, hooks: tuple[Hook, ...] = (), batches: Any = None, **settings: Any) -> Run:
+    model, plugin = gated()
+    training = Training(epochs=1, steps=steps, look_every=50, lr=1e-2, checkpoint_steps=settings.pop("every", 20), seed=3)
+    hooks = (tl.LearnGates(plugin, lr=1e-2), *hooks)
+    return tl.stream(model, Endless() if batches is None else batches, training, hooks=hooks, **settings)
+
+
+def outcome(run: Run) -> dict[str, Any]:
+    weights = {name: tensor for name, tensor in run.model.state_dict().items() if "extra" not in name}
+    looks = [{key: value for key, value in look.items() if key != "seconds"} for look in run.history]
+    return {"weights": weights, "looks": looks, "step": run.step, "stopped": run.stopped}
+
+
+def assert_same(one: dict[str, Any], other: dict[str, Any]) -> None:
+    assert one["looks"] == other["looks"]
+    for name, tensor in one["weights"].items():
+        assert torch.equal(tensor, other["weights"][name]), name
+
+
+def test_gates_learn_from_fresh_batches_and_windows_are_reported() -> None:
+    found = outcome(streamed(500))
+    assert [look["step"] for look in found["looks"]] == list(range(50, 501, 50))
+    last = found["looks"][-1]
+    assert last["valid_auc"] > 0.85
+    assert last["gate_useful"] > 0.8 > 0.2 > last["gate_useless"]
+    assert found["stopped"] == "all steps are done"
+
+
+def test_it_ends_with_its_batches() -> None:
+    found = outcome(streamed(500, batches=Endless(last=70)))
+    assert (found["step"], found["stopped"]) == (70, "the batches have ended")
+
+
+@pytest.mark.parametrize("background", [False, True])
+def test_a_resume_is_exact(tmp_path: Path, background: bool) -> None:
+    whole = outcome(streamed(150))
+    streamed(90, checkpoint=tmp_path, background=background)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step-000000000080", "step-000000000090"]
+    assert_same(outcome(streamed(150, checkpoint=tmp_path, background=background)), whole)
+
+
+class Stop(Hook):
+    def __init__(self, step: int, problem: type[BaseException]) -> None:
+        self.step, self.problem = step, problem
+
+    def after_step(self, run: Run) -> None:
+        if run.step == self.step:
+            raise self.problem
+
+
+def test_a_crash_loses_the_steps_since_the_last_checkpoint_alone(tmp_path: Path) -> None:
+    with pytest.raises(ZeroDivisionError):
+        streamed(150, (Stop(75, ZeroDivisionError),), checkpoint=tmp_path)
+    assert max(path.name for path in tmp_path.iterdir()) == "step-000000000060"
+    assert_same(outcome(streamed(150, checkpoint=tmp_path)), outcome(streamed(150)))
+
+
+class Press(Hook):
+    def after_step(self, run: Run) -> None:
+        if run.step == 33:
+            os.kill(os.getpid(), signal.SIGINT)
+
+
+def test_ctrl_c_saves_first(tmp_path: Path) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        streamed(150, (Press(),), checkpoint=tmp_path)
+    assert max(path.name for path in tmp_path.iterdir()) == "step-000000000033"
+
+
+def test_an_index_that_would_run_code_is_not_read(tmp_path: Path) -> None:
+    streamed(20, checkpoint=tmp_path)
+    (folder,) = tmp_path.iterdir()
+    (folder / ".metadata").write_bytes(pickle.dumps(os.system))
+    with pytest.raises(CheckpointError, match=r"posix\.system, which no index needs"):
+        streamed(40, checkpoint=tmp_path)
+    (folder / ".metadata").write_bytes(b"")
+    with pytest.raises(CheckpointError, match="is no whole checkpoint"):
+        streamed(40, checkpoint=tmp_path)
+
+
+def test_bad_batches_and_other_models_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(TrainingError, match=r"Expected batches of \(inputs, label\)"):
+        streamed(5, batches=[torch.zeros(3)])
+    streamed(20, checkpoint=tmp_path)
+    with pytest.raises(TrainingError, match="another model"):
+        tl.stream(nn.Linear(4, 1), Endless(), checkpoint=tmp_path)
+    with pytest.raises(CheckpointError, match="found builtin_function"):
+        Checkpoints(tmp_path).save(1, {"a": os.system}, {})
+
+
+def two_halves(folder: Path) -> None:
+    keep(folder, outcome(streamed(110)))
+
+
+def stopped_at_70(folder: Path) -> None:
+    streamed(70, checkpoint=folder / "state", background=True)
+
+
+def on_to_110(folder: Path) -> None:
+    keep(folder, outcome(streamed(110, checkpoint=folder / "state", background=True)))
+
+
+def test_two_ranks_resume_exactly_and_one_goes_on_correctly(tmp_path: Path) -> None:
+    first, second = run(two_halves, tmp_path)
+    assert first["looks"] == second["looks"]
+    for code, text in finish(start(stopped_at_70, tmp_path)):
+        assert code == 0, text
+    alone = outcome(streamed(110, checkpoint=tmp_path / "state", keep=9))  # one rank goes on where two were
+    assert [look["step"] for look in alone["looks"]] == [50, 100]
+    assert alone["looks"][0] == first["looks"][0]
+    assert alone["looks"][1]["valid_auc"] == pytest.approx(first["looks"][1]["valid_auc"], abs=0.02)
+    assert alone["looks"][1]["gate_useful"] == pytest.approx(first["looks"][1]["gate_useful"], abs=0.05)
+    for path in (tmp_path / "state").iterdir():
+        if path.name > "step-000000000070":
+            path.rename(tmp_path / path.name)
+    for one, whole in zip(run(on_to_110, tmp_path), (first, second), strict=True):
+        assert_same(one, whole)
+
+
+class Slow(Hook):
+    def after_step(self, run: Run) -> None:
+        time.sleep(0.02)
+
+
+def often(folder: Path) -> None:
+    streamed(100_000, (Slow(),), checkpoint=folder / "state", every=2, background=folder.name == "background")
+
+
+@pytest.mark.parametrize("how", ["background", "waiting"])
+def test_a_kill_while_checkpoints_are_written_leaves_whole_ones(tmp_path: Path, how: str) -> None:
+    folder = tmp_path / how
+    folder.mkdir()
+    processes = start(often, folder)
+    wait_for(folder / "state" / "step-000000000006")
+    while not list((folder / "state").glob(".writing-*")) and processes[1].poll() is None:
+        pass
+    processes[1].send_signal(signal.SIGKILL)
+    (code, text), _ = finish(processes, within=40)
+    assert code == 1
+    assert "lost another one" in text
+    checkpoints = Checkpoints(folder / "state")
+    whole = [path for path in (folder / "state").iterdir() if path.name.startswith("step-")]
+    assert whole
+    for path in whole:  # whatever has its final name can be read
+        assert checkpoints.load(path, {})[0]["run"]["step"] == int(path.name[5:])
+
+
+def runs_dry(folder: Path) -> None:
+    batches = Endless(last=30 if os.environ["RANK"] == "1" else None)
+    keep(folder, outcome(streamed(100, batches=batches, checkpoint=folder / "state")))
+
+
+def test_a_rank_whose_batches_end_ends_all(tmp_path: Path) -> None:
+    for one in run(runs_dry, tmp_path):
+        assert (one["step"], one["stopped"]) == (30, "the batches have ended")
+    assert (tmp_path / "state" / "step-000000000030").exists()
+
+
+class Fill(Hook):
+    def after_step(self, run: Run) -> None:
+        if run.step == 25:
+            signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+            resource.setrlimit(resource.RLIMIT_FSIZE, (500, 500))
+
+
+def fills_the_disk(folder: Path) -> None:
+    streamed(100, (Fill(),), checkpoint=folder / "state", background=folder.name == "background")
+
+
+@pytest.mark.parametrize("how", ["background", "waiting"])
+def test_a_full_disk_leaves_the_checkpoints_before(tmp_path: Path, how: str) -> None:
+    folder = tmp_path / how
+    folder.mkdir()
+    for code, text in finish(start(fills_the_disk, folder)):
+        assert code == 1
+        assert "cannot be written" in text
+        assert "Those before it are whole" in text
+    assert [path.name for path in (folder / "state").iterdir()] == ["step-000000000020"]
+
+
+def silent(folder: Path) -> None:
+    class Silent(Hook):
+        def after_step(self, run: Run) -> None:
+            if run.step == 3 and os.environ["RANK"] == "1":
+                os.kill(os.getpid(), signal.SIGSTOP)
+
+    streamed(100, (Silent(),))
+
+
+def test_no_rank_waits_longer_than_the_time_out(tmp_path: Path) -> None:
+    processes = start(silent, tmp_path, wait=6.0)
+    code, text = finish(processes[:1], within=60)[0]
+    processes[1].kill()
+    assert code == 1
+    assert "lost another one" in text
