@@ -22,6 +22,7 @@ ROOMS = (
     "selection",
     "sites",
     "surgery",
+    "unsharded",
     "finetuning",
     "export",
     "plugin",

@@ -7,6 +7,7 @@ from .errors import AttachError, DataError, FieldError, MetricError, SelectionEr
 
 if TYPE_CHECKING:
     from . import callbacks, data, export, methods, metrics, models, train
+    from .drift import Drift
     from .fields import Field, Fields
     from .finetuning import carry_over, finetune, plan_of
     from .gates import LeAP
@@ -33,7 +34,7 @@ _LATER = {
     **dict.fromkeys(("retrain", "search"), "searching"),
     **dict.fromkeys(("Training", "fit"), "train"),
     **dict.fromkeys(("LearnGates", "stream"), "streaming"),
-    **{"GateOptimizer": "optimizer", "LeAP": "gates", "Plan": "surgery", "Report": "report"},
+    **{"GateOptimizer": "optimizer", "LeAP": "gates", "Plan": "surgery", "Report": "report", "Drift": "drift"},
     **{"Selection": "selection", "decide": "selecting"},
 }
 
@@ -57,6 +58,7 @@ def __dir__() -> list[str]:
 __all__ = [
     "AttachError",
     "DataError",
+    "Drift",
     "Field",
     "FieldError",
     "Fields",

@@ -138,6 +138,8 @@ class LeAP(nn.Module):
             with torch.inference_mode(False):
                 self.lay_out(fields)
             return
+        if vars(self).get("_is_fsdp_managed_module"):  # it knows the size that theta had
+            raise AttachError(f"{self.place} has to know its fields before fully_shard(). Give attach() fields= or example=.")
         self.arriving = fields
         self.fields = fields = fields.per_dimension() if self.per_dimension else fields
         like = self.theta.detach()
@@ -212,7 +214,7 @@ class LeAP(nn.Module):
         steps.add_(1)
 
     @torch.no_grad()
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    @torch._disable_dynamo  # type: ignore[untyped-decorator]
     def _measure_together(self, mixed: Mixed | None, rows: int, columns: slice, gates: slice) -> None:
         """Like `_measure`, by the rows of all ranks: averages move by the same numbers everywhere, so they agree at every step.
 
@@ -264,7 +266,7 @@ class LeAP(nn.Module):
         """Whether other ranks train the same gates."""
         return self.sync_every > 0 and ranks.count(self.process_group) > 1
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    @torch._disable_dynamo  # type: ignore[untyped-decorator]
     def _own_seed(self) -> Tensor:
         """The seed of this rank's permutations; before the first, all ranks take over what the first one has."""
         if not self._turns:

@@ -34,6 +34,7 @@ from .sites import (
 )
 from .surgery import Fill, Plan, prepare
 from .text import plural, table
+from .unsharded import at_rest, units, unsharded
 
 
 def attach(
@@ -142,6 +143,7 @@ class Plugin:
 
             optimizer = torch.optim.AdamW(plugin.parameter_groups(gate_lr=1e-2), lr=1e-3)
         """
+        at_rest(self.model)
         return [
             {"params": self.model_parameters()},
             {"params": [self.gates.theta], "lr": gate_lr, "weight_decay": 0.0},
@@ -160,6 +162,7 @@ class Plugin:
             optimism: How much memorised train rows count against a field, where gates learn from held-out rows; see
                 `GateOptimizer`.
         """
+        at_rest(self.model)
         return GateOptimizer(self.gates, lr=lr, strength=strength, optimism=optimism)
 
     @contextmanager
@@ -176,6 +179,7 @@ class Plugin:
                 (criterion(model(x), y) + plugin.penalty()).backward()
                 gate_optimizer.step()
         """
+        at_rest(self.model)
         modes = {module: module.training for module in self.model.modules()}
         others = {p: (p.requires_grad, p.grad) for p in self.model_parameters() if p.is_leaf}  # sharded tables are none
         for module in modes:
@@ -184,21 +188,23 @@ class Plugin:
         self.gates.held_out = True
         self.gates.train_gradient, self.gates.theta.grad = self.gates.theta.grad, None
         averaging: Any = None
-        if self.gates.is_together:
+        if self.gates.is_together and not hasattr(self.gates.theta, "full_tensor"):  # FSDP averages by itself
             averaging = self.gates.theta.register_post_accumulate_grad_hook(self._average)  # type: ignore[no-untyped-call]
-        version, before = self.gates.theta._version, self.gates.theta.detach().clone()
+        own = ranks.own_part(self.gates.theta.detach())
+        version, before = own._version, own.clone()
         for parameter in others:
             parameter.requires_grad_(False)
             parameter.grad = None
         try:
             yield
             # a fused optimizer does not count up the version
-            unmoved = self.gates.theta._version == version and torch.equal(self.gates.theta, before)
+            unmoved = own._version == version and torch.equal(own, before) and len(own) > 0  # other ranks may have all gates
             if self.gates.theta.grad is not None and unmoved:
                 warnings.warn("held_out() ends with a gradient on the gates, but no step: call step() within it.", stacklevel=3)
         finally:
             if averaging is not None:
                 averaging.remove()
+            at_rest(self.model)
             self.gates.held_out = False
             self.gates.train_gradient = self.gates.theta.grad = None
             for parameter, (wanted, gradient) in others.items():
@@ -264,7 +270,7 @@ class Plugin:
         """A new model without the dropped fields and without gates; this one is left alone. Arguments as in `plan`.
 
         It computes what `masked(selection)` does: means and gates are folded into its weights. `torchleap.carry_over` brings
-        the optimizer along for fine-tuning.
+        the optimizer along for fine-tuning. Of a model that FSDP2 has sharded all ranks have to ask, and each gets the whole one.
         """
         return self._prepare(selection, fill, example)[1]()
 
@@ -279,7 +285,8 @@ class Plugin:
         call = remembered if example is None else few_rows(as_call(example))
         if call is None:
             raise SurgeryError("No batch has passed the model since it was attached or compiled: give one, example=batch.")
-        return prepare(self.model, self.gates, self.sites, selection, self._on_device(call), fill)
+        plain = attached(unsharded(self.model)) if units(self.model) else self
+        return prepare(plain.model, plain.gates, plain.sites, selection, self._on_device(call), fill)
 
     def _on_device(self, call: Call) -> Call:
         """The example where the model is now."""
@@ -345,6 +352,8 @@ class Plugin:
 
 def _plan_sites(model: nn.Module, names: list[str], side: Side, gates: LeAP) -> list[Site]:
     """All checks that need no batch; nothing is changed."""
+    if units(model):
+        raise AttachError("This model is sharded already, so its ranks would not share the gates. attach() before fully_shard().")
     if side not in get_args(Side):
         raise AttachError(f"side must be 'input' or 'output', but is {side!r}.")
     if not names or len(set(names)) < len(names):

@@ -51,6 +51,9 @@ def joined(timeout: float | None = None) -> Iterator[None]:
     dist.init_process_group(backend, timeout=timedelta(seconds=seconds))
     try:
         yield
+    except Exception as error:
+        error.add_note(f"on rank {rank()} of {count()}")
+        raise
     finally:
         dist.destroy_process_group()
 

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from . import ranks
 from .data.task import Task
 from .fields import Fields
 from .methods import METHODS, Method, Scores, Search
@@ -128,14 +129,16 @@ def _folder_for(method: Method, work: Search, *, keep: bool) -> Iterator[None]:
     if work.checkpoints is None:
         yield
         return
-    work.checkpoints.mkdir(parents=True, exist_ok=True)
     note = work.checkpoints / "search.txt"
-    found = note.read_text(encoding="utf-8") if note.exists() else repr(method)
-    if found != repr(method):
-        raise TrainingError(f"{work.checkpoints} is of another search: {found}, not {method!r}. Remove it to start anew.")
-    write_whole(note, repr(method))
+    with ranks.first_before_others():
+        if ranks.is_first():
+            work.checkpoints.mkdir(parents=True, exist_ok=True)
+            found = note.read_text(encoding="utf-8") if note.exists() else repr(method)
+            if found != repr(method):
+                raise TrainingError(f"{work.checkpoints} is of another search: {found}, not {method!r}. Remove it to start anew.")
+            write_whole(note, repr(method))
     yield
-    if keep:
+    if keep or not ranks.is_first():
         return
     for path in (*(work.checkpoints / f"{number}.pt" for number in range(work.runs)), note):
         path.unlink(missing_ok=True)

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from . import ranks
 from .data.task import Task, TaskColumn
 from .errors import DataError, MetricError, is_number, refuse_settings
 from .fields import Fields
@@ -84,7 +85,8 @@ def decide(
     """Score the fields, drop those that a rule says, cut them out of the model, fine-tune it, and compare on the test rows.
 
     "Before" is a model of all fields, trained without any selection. LeAP's own model is cut; other methods' scores are applied
-    to the model of all fields.
+    to the model of all fields. On several ranks (`torchrun`) the trainings are shared out and all ranks get the same decision;
+    saving it is for the first one.
 
     Args:
         threshold, share, dims, cost: One rule, as in `select`; without one it is 0.5 for gates and half of the fields otherwise.
@@ -102,7 +104,8 @@ def decide(
         rule["share"] = 0.5
     work.check(rule)
     decision = work.decide(rule, roles or {})
-    if work.folder is not None and not keep_checkpoint:
+    ranks.meet()
+    if work.folder is not None and not keep_checkpoint and ranks.is_first():
         forget(work.folder)
     return decision
 
@@ -161,7 +164,9 @@ class _Work:
                 raise DataError(f"Models cannot be compared on these {part.part} rows: {error} {cure}") from error
 
     def decide(self, rule: Mapping[str, Any], roles: Mapping[str, str]) -> Decision:
-        self._note(rule)
+        with ranks.first_before_others():
+            if ranks.is_first():
+                self._note(rule)
         full = self._stage("training with all fields", self._full)
         found = self._stage("searching", self._search)
         selection = found.select(**rule)
@@ -263,7 +268,7 @@ class _Work:
         steps = -(-len(self.task.train) // self.training.batch)
         training = replace(self._limited(0.1), epochs=2, look_every=max(1, steps // 4), patience=3, lr=0.3 * self.training.lr)
         fit(small, self.task, training, hooks=self.callbacks, checkpoint=self._path("fine.pt"), keep_checkpoint=True)
-        if self._quality(small) < before:
+        if ranks.from_first(self._quality(small) < before):
             small.load_state_dict(cut)
         return small.eval()
 

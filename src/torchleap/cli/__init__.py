@@ -5,6 +5,7 @@ A new command is a function in one of these modules, with an example in its docs
 
 from __future__ import annotations
 
+import os
 import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
@@ -82,7 +83,7 @@ def _global_options(
     quiet: Annotated[bool, typer.Option("--quiet", help="Print results only.")] = False,
     debug: Annotated[bool, typer.Option("--debug", help="Show where an error comes from.")] = False,
 ) -> None:
-    context.obj = {"words": sys.argv[1:], **(context.obj or {}), "quiet": quiet}
+    context.obj = {"words": sys.argv[1:], **(context.obj or {}), "quiet": quiet or _is_another_rank()}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -98,11 +99,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 130
     except Exception as error:
         sentence = _sentence(error)
+        if sentence is not None and _is_another_rank() and not getattr(error, "__notes__", ()):
+            return 2  # it is not alone in that: the first rank says the same
         if sentence is None or "--debug" in words:
             traceback.print_exc()
         told = sentence or "This is a mistake in torchleap; please report it with the lines above."
         Console(stderr=True).print(told, style="red", markup=False, highlight=False, emoji=False, soft_wrap=True)
         return 1 if sentence is None else 2
+
+
+def _is_another_rank() -> bool:
+    """Whether torchrun has started this process beside the first, which talks to the user."""
+    return os.environ.get("RANK", "0") != "0"
 
 
 def _sentence(error: Exception) -> str | None:

@@ -59,11 +59,13 @@ def select(
     """Find the fields that can go, cut them out, and write the smaller model with a report.
 
     Example: torchleap select clicks.parquet --label click --group user_id --out result
+
+    On several processes: torchrun --nproc-per-node=2 -m torchleap.cli select ...
     """
     _check_folder(out, resume=resume, force=force)
     _check_rule({"--threshold": threshold, "--share": share, "--dims": dims, "--budget": budget})
     costs = numbers_by_name(cost, "--cost")
-    from .. import methods, models
+    from .. import methods, models, ranks
     from ..data import read
     from ..searching import suited_batch
     from ..selecting import decide, forget
@@ -77,18 +79,22 @@ def select(
             columns=columns, separator=separator_of(separator), names=names_of(names), seed=seed, progress=tell,
         )  # fmt: skip
     task = task.priced(costs=costs, protect=listed(protect))
-    if not resume:
-        forget(out / STATE)
-    with _kept(context, out), _watch(context, repr(task), quiet=json) as watch:
-        decision = decide(
-            task, model=backbone, method=chosen, training=replace(training, batch=batch or suited_batch(task)),
-            threshold=threshold, share=share, dims=dims, cost=budget, seed=seed, time_limit=time_limit,
-            checkpoint=out / STATE, keep_checkpoint=True, callbacks=watch.callbacks, tell=watch.stage,
-        )  # fmt: skip
-        decision.record["task"]["source"] = file
-        _write(context, decision, out)
-    forget(out / STATE)
-    _tell(context, decision, out, json, time_limit)
+    with ranks.joined(), _kept(context, out):
+        with ranks.first_before_others():
+            if ranks.is_first() and not resume:
+                forget(out / STATE)
+        with _watch(context, repr(task), quiet=json) as watch:
+            decision = decide(
+                task, model=backbone, method=chosen, training=replace(training, batch=batch or suited_batch(task)),
+                threshold=threshold, share=share, dims=dims, cost=budget, seed=seed, time_limit=time_limit,
+                checkpoint=out / STATE, keep_checkpoint=True, callbacks=watch.callbacks, tell=watch.stage,
+            )  # fmt: skip
+            decision.record["task"]["source"] = file
+        with ranks.first_before_others():
+            if ranks.is_first():
+                _write(context, decision, out)
+                forget(out / STATE)
+                _tell(context, decision, out, json, time_limit)
 
 
 def demo(

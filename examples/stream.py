@@ -1,0 +1,89 @@
+"""A training job that never ends: gates learn from each fresh batch, checkpoints are written meanwhile, and drift is noticed.
+
+torchrun --nproc-per-node=2 examples/stream.py
+
+"trend" tells of the label until half of the steps are done; from then on "season" does. Stop the job at any time, with Ctrl-C or
+kill -9, and start it again with the same --folder: it goes on from its latest checkpoint.
+"""
+
+import argparse
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import torchleap as tl
+from torchleap import ranks
+from torchleap.callbacks import Watcher
+from torchleap.train import Run
+
+FIELDS = {"user": 8, "price": 1, "trend": 4, "season": 4, "dice": 8}
+ROWS = 512  # a step, of all ranks
+
+
+class Stream:
+    """Fresh rows of a world that changes once. Its place is the same on all ranks, so any number of them can go on from it."""
+
+    def __init__(self, switch: int) -> None:
+        self.switch, self.place = switch, 0
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        while True:
+            dice = torch.Generator().manual_seed(self.place)
+            x = torch.randn(ROWS, sum(FIELDS.values()), generator=dice)
+            user, price, trend, season, _ = x.split(list(FIELDS.values()), dim=1)
+            log_odds = 4 * user.mean(1) + 2 * price[:, 0] + 4 * (trend if self.place < self.switch else season).mean(1)
+            y = (torch.rand(ROWS, generator=dice) < log_odds.sigmoid()).float()
+            self.place += 1
+            yield x.chunk(ranks.count())[ranks.rank()], y.chunk(ranks.count())[ranks.rank()]
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"place": self.place}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.place = state["place"]
+
+
+class Ranker(nn.Module):
+    """Log odds of a click."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.deep = nn.Sequential(nn.Linear(sum(FIELDS.values()), 32), nn.ReLU(), nn.Linear(32, 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        log_odds: Tensor = self.deep(x)[:, 0]
+        return log_odds
+
+
+class Windows(Watcher):
+    """Prints each window."""
+
+    def after_look(self, run: Run, record: dict[str, float]) -> None:
+        gates = " ".join(f"{name} {record[f'gate_{name}']:.2f}" for name in FIELDS)
+        print(f"step {run.step:>6,}  AUC {record['valid_auc']:.3f}  {gates}", flush=True)
+
+
+def main(steps: int, folder: Path) -> None:
+    torch.manual_seed(0)
+    model = Ranker()
+    plugin = tl.attach(model, FIELDS, at="deep", seed=0)
+    gates = tl.LearnGates(plugin, lr=1e-2)
+    drift = tl.Drift(plugin, optimizer=gates.optimizer, share=0.2, settle=steps // 8, quiet=100_000, alarm=print)
+    training = tl.Training(epochs=1, steps=steps, lr=3e-3, look_every=steps // 12, checkpoint_steps=steps // 10)
+    hooks = [gates, drift, Windows()]
+    run = tl.stream(model, Stream(steps // 2), training, hooks=hooks, checkpoint=folder, background=True)
+    if ranks.is_first():
+        print(f"Ended after {run.step:,} steps: {run.stopped}. Keep: {', '.join(plugin.select().kept)}.")
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--steps", type=int, default=2_400)
+    parser.add_argument("--folder", type=Path, help="for the checkpoints; a temporary one if left out")
+    arguments = parser.parse_args()
+    with ranks.joined(), tempfile.TemporaryDirectory() as temporary:
+        main(arguments.steps, arguments.folder or Path(ranks.from_first(temporary)))
