@@ -1,8 +1,10 @@
 """FSDP2: gates that are sharded over ranks, real processes, gloo."""
 
 import copy
+import shutil
 import warnings
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 import pytest
@@ -14,6 +16,7 @@ import torchleap as tl
 from torchleap import gates as gates_module
 from torchleap import ranks
 from torchleap.train import Training
+from torchleap.unsharded import HOOKS
 
 from .ranks_of import keep, run
 from .test_gates import FIELDS, own, rows, turned
@@ -44,7 +47,9 @@ def gated(fields: dict[str, int], how: str | None, **settings: Any) -> tuple[nn.
     return model, plugin
 
 
-def learn(fields: dict[str, int], how: str | None, by: str, *, steps: int = 20, **settings: Any) -> tuple[tl.Plugin, list[Tensor]]:
+def learn(
+    fields: dict[str, int], how: str | None, by: str, *, steps: int = 20, **settings: Any
+) -> tuple[tl.Plugin, list[Tensor]]:
     """The plugin after training, and the gates after each step."""
     gates_module.mix = turned  # type: ignore[assignment]
     model, plugin = gated(fields, how, **settings)
@@ -85,7 +90,9 @@ def test_sharded_gates_learn_what_whole_ones_do(tmp_path: Path, monkeypatch: pyt
         assert (alone[-1] - alone[0]).abs().max() > 0.02
         for step in range(len(alone)):
             assert torch.equal(one[step], other[step]), (case, step)
-            torch.testing.assert_close(one[step], alone[step], atol=1e-6, rtol=0, msg=lambda text, at=(case, step): f"{at} {text}")
+            torch.testing.assert_close(
+                one[step], alone[step], atol=1e-6, rtol=0, msg=lambda text, at=(case, step): f"{at} {text}"
+            )
 
 
 def warmed_up(folder: Path) -> None:
@@ -108,7 +115,7 @@ def answers(fields: dict[str, int], how: str | None) -> dict[str, Any]:
     plugin, _ = learn(fields, how, "optimizer")
     plugin.model.eval()
     x = rows(99)[0]
-    selection = plugin.select(share=0.5)
+    selection = plugin.select(share=0.67 if len(fields) > 1 else 1.0)
     with torch.no_grad(), plugin.masked(selection):
         masked = plugin.model(x)
     again = plugin.optimizer()  # though the pass may have left whole gates there
@@ -178,3 +185,200 @@ def test_sharded_gates_learn_from_held_out_rows(tmp_path: Path, monkeypatch: pyt
         for name in alone:
             assert torch.equal(one[name], other[name])
             torch.testing.assert_close(one[name], alone[name], atol=1e-5, rtol=0)
+
+
+STREAMS = (("layer", {"a": 1, "b": 1, "useless": 2}), ("whole", {"all": 4}))  # gates: more than ranks, and fewer
+
+
+def streamed(steps: int, how: str | None, fields: dict[str, int], folder: Path | None) -> dict[str, Any]:
+    torch.manual_seed(0)
+    model = Net()
+    plugin = tl.attach(model, fields, at="deep", seed=0)
+    if how is not None:
+        shard(model, how)
+    hook = tl.LearnGates(plugin, lr=1e-2)
+    training = Training(epochs=1, steps=steps, look_every=50, lr=1e-2, checkpoint_steps=20, seed=3)
+    place = None if folder is None else folder / f"{len(fields)}"
+    done = tl.stream(model, Endless(), training, hooks=[hook], checkpoint=place, background=len(fields) > 1, keep=9)
+    assert (how is None) or all(
+        hasattr(tensor, "full_tensor") for _, tensor in model.state_dict(keep_vars=True).items() if tensor.requires_grad
+    )
+    found = outcome(done)
+    found["weights"] = {name: ranks.whole(tensor).clone() for name, tensor in found["weights"].items()}
+    moments = hook.optimizer.state[hook.optimizer.param_groups[0]["params"][0]]
+    return found | {"moments": {name: ranks.whole(tensor).clone() for name, tensor in moments.items()}}
+
+
+def undisturbed(folder: Path) -> None:
+    keep(folder, [streamed(110, *stream, None) for stream in STREAMS])
+
+
+def until_70(folder: Path) -> None:
+    keep(folder, [streamed(70, *stream, folder) for stream in STREAMS])
+
+
+def until_110(folder: Path) -> None:
+    keep(folder, [streamed(110, *stream, folder) for stream in STREAMS])
+
+
+def assert_same(one: dict[str, Any], other: dict[str, Any]) -> None:
+    assert one["looks"] == other["looks"]
+    for part in ("weights", "moments"):
+        assert all(torch.equal(tensor, other[part][name]) for name, tensor in one[part].items())
+
+
+def test_a_sharded_stream_resumes_exactly_and_goes_on_unsharded(tmp_path: Path) -> None:
+    whole = run(undisturbed, tmp_path)
+    halves = run(until_70, tmp_path)
+    shutil.copytree(tmp_path / "1", tmp_path / "alone" / "1")
+    shutil.copytree(tmp_path / "3", tmp_path / "alone" / "3")
+    for one, expected in zip(run(until_110, tmp_path), whole, strict=True):
+        for resumed, straight in zip(one, expected, strict=True):
+            assert_same(resumed, straight)
+    for place, (_, fields) in enumerate(STREAMS):
+        assert_same(streamed(70, None, fields, tmp_path / "alone"), halves[0][place])  # what it goes on from
+        alone = streamed(110, None, fields, tmp_path / "alone")
+        assert alone["step"] == 110
+        expected = whole[0][place]
+        assert alone["looks"][1]["valid_auc"] == pytest.approx(expected["looks"][1]["valid_auc"], abs=0.02)
+        theta = "deep.0.torchleap.theta"
+        torch.testing.assert_close(alone["weights"][theta], expected["weights"][theta], atol=0.1, rtol=0)
+
+
+class Tables(nn.Module):
+    """A table that two fields share, one that is theirs alone, and layers behind them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tables = nn.ModuleDict({name: nn.Embedding(11, 3) for name in ("bought", "user")})
+        self.deep = nn.Sequential(nn.Linear(9, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 1))
+        self.deep[3].weight.requires_grad_(False)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        bought, seen, user = self.tables["bought"](ids[:, 0]), self.tables["bought"](ids[:, 1]), self.tables["user"](ids[:, 2])
+        found: Tensor = self.deep(torch.cat([bought, seen, user], dim=1))[:, 0]
+        return found
+
+
+def sharded_tables(how: str) -> tuple[nn.Module, tl.Plugin, Any]:
+    torch.manual_seed(0)
+    model = Tables()
+    plugin = tl.attach(model, {"bought": 3, "seen": 3, "user": 3}, at="deep", seed=0)
+    shard(model, how)
+    return model, plugin, torch.optim.Adam(plugin.parameter_groups(gate_lr=1e-1), lr=1e-2)
+
+
+def ids(step: int) -> Tensor:
+    return torch.randint(11, (32, 3), generator=torch.Generator().manual_seed(step))
+
+
+def cut(how: str) -> dict[str, Any]:
+    model, plugin, optimizer = sharded_tables(how)
+
+    def step(number: int) -> None:
+        rows = own(ids(number))
+        (binary_cross_entropy_with_logits(model(rows), (rows[:, 0] > 5).float()) + plugin.penalty()).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    for number in range(6):
+        step(number)
+    model.eval()
+    for buffer in model.deep[1].buffers():  # batch norm has seen other rows on each rank
+        ranks.share(buffer)
+    kinds, keys = [type(module) for module in model.modules()], [set(vars(module)) for module in model.modules()]
+    hooks = [len(module._forward_pre_hooks) for module in model.modules()]
+    selection = plugin.select(share=0.34)
+    with torch.no_grad(), plugin.masked(selection):
+        expected = model(ids(50))
+    plan = plugin.plan(selection)
+    pruned = plugin.prune(selection, example=ids(51))
+    assert kinds == [type(module) for module in model.modules()]
+    assert keys == [set(vars(module)) for module in model.modules()]
+    assert hooks == [len(module._forward_pre_hooks) for module in model.modules()]
+    torch.testing.assert_close(pruned(ids(50)), expected, atol=1e-5, rtol=0)
+    model.train()
+    step(7)  # the sharded one goes on
+    return {
+        "kept": list(selection.kept),
+        "plan": str(plan),
+        "weights": pruned.state_dict(),
+        "kinds": [kind.__name__ for module in pruned.modules() for kind in type(module).__mro__],
+        "left": [key for module in pruned.modules() for key in vars(module) if "fsdp" in key or "composable" in key],
+        "hooks": [repr(hook) for module in pruned.modules() for name in HOOKS for hook in getattr(module, name).values()],
+        "frozen": not pruned.deep[3].weight.requires_grad,
+        "copied": copy.deepcopy(pruned)(ids(50)).detach(),
+        "output": pruned(ids(50)).detach(),
+    }
+
+
+def cut_both(folder: Path) -> None:
+    keep(folder, [cut(how) for how in HOW])
+
+
+def test_a_sharded_model_is_pruned_to_a_plain_one_on_all_ranks(tmp_path: Path) -> None:
+    first, second = run(cut_both, tmp_path)
+    for one, other in zip(first, second, strict=True):
+        assert len(one["kept"]) == 1
+        assert "=>" in one["plan"]
+        assert (one["kept"], one["plan"]) == (other["kept"], other["plan"])
+        assert one["weights"].keys() == other["weights"].keys()
+        assert one["weights"]["deep.0.weight"].shape == (8, 3)
+        for name, tensor in one["weights"].items():
+            assert type(tensor) is Tensor
+            assert torch.equal(tensor, other["weights"][name]), name
+        assert not any("FSDP" in kind for kind in one["kinds"])
+        assert (one["left"], one["hooks"], one["frozen"]) == ([], [], True)
+        assert torch.equal(one["copied"], one["output"])
+
+
+def differing_buffers(folder: Path) -> None:
+    model, plugin, _ = sharded_tables("layer")
+    model(own(ids(0)))
+    plugin.gates.theta.detach().mul_(0.5)
+    pruned = plugin.prune(plugin.select(share=1.0))
+    keep(folder, [model.deep[1].running_mean, pruned.deep[1].running_mean])
+
+
+def test_all_ranks_get_the_first_ones_buffers(tmp_path: Path) -> None:
+    (first, cut_first), (second, cut_second) = run(differing_buffers, tmp_path)
+    assert not torch.equal(first, second)
+    assert torch.equal(cut_first, first)
+    assert torch.equal(cut_second, first)
+
+
+class Keeps(nn.Module):
+    """What cannot be copied."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.deep = nn.Linear(4, 1)
+        self.lock = Lock()
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.deep(x)
+        return found
+
+
+def refused(folder: Path) -> None:
+    model = shard(nn.Linear(4, 2), "whole")
+    with pytest.raises(tl.AttachError, match=r"attach\(\) before fully_shard\(\)"):
+        tl.attach(model, {"a": 4})
+    named = nn.Sequential(nn.Identity(), nn.Identity(), nn.Linear(2, 1))
+    tl.attach(named, at="0")
+    shard(named, "whole")
+    with pytest.raises(tl.AttachError, match=r"before fully_shard\(\)\. Give attach\(\) fields= or example="):
+        named({"a": torch.randn(4, 2)})
+    keeps = Keeps()
+    plugin = tl.attach(keeps, {"a": 1, "b": 3}, at="deep")
+    shard(keeps, "whole")
+    keeps(torch.randn(4, 4)).sum().backward()
+    plugin.gates.theta.detach().mul_(0.5)
+    with pytest.raises(tl.SurgeryError, match=r"get_model_state_dict.* prune that"):
+        plugin.prune(plugin.select(share=1.0))
+    assert type(keeps).__name__ == "FSDPKeeps"
+    keep(folder, True)
+
+
+def test_what_cannot_work_is_refused_with_its_cure(tmp_path: Path) -> None:
+    assert run(refused, tmp_path) == [True, True]

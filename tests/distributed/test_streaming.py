@@ -1,5 +1,7 @@
 """Streams: rows that never end, on one rank and on two; checkpoints while they run; and what goes wrong."""
 
+import io
+import json
 import os
 import pickle
 import resource
@@ -11,12 +13,15 @@ from typing import Any
 
 import pytest
 import torch
+from rich.console import Console
 from torch import Tensor, nn
 
 import torchleap as tl
+from torchleap.callbacks import HistoryFile, Progress
 from torchleap.checkpoints import CheckpointError, Checkpoints
 from torchleap.train import Hook, Run, Training, TrainingError
 
+from ..test_train import KINDS, clicks
 from .ranks_of import finish, keep, run, start
 from .test_train import wait_for
 
@@ -256,3 +261,26 @@ def test_no_rank_waits_longer_than_the_time_out(tmp_path: Path) -> None:
     processes[1].kill()
     assert code == 1
     assert "lost another one" in text
+
+
+def test_tables_with_sparse_gradients_and_callbacks_go_along(tmp_path: Path) -> None:
+    task = tl.data.read(clicks(4_000), label="click", split="order", columns=KINDS)
+
+    def go(steps: int, folder: Path) -> Run:
+        torch.manual_seed(0)
+        model = tl.models.build(tl.models.WideDeep(hidden=(8,)), task)
+        batches = task.train.batches(64, shuffle=True, seed=1, together=True)
+        training = Training(epochs=1, steps=steps, look_every=10, checkpoint_steps=10)
+        told = io.StringIO()
+        hooks = [HistoryFile(folder / "history.jsonl"), Progress(Console(file=told))]
+        found = tl.stream(model, batches, training, hooks=hooks, checkpoint=folder)
+        assert "stream step 10" in told.getvalue() or steps > 30
+        return found
+
+    (tmp_path / "whole").mkdir()
+    (tmp_path / "parts").mkdir()
+    whole = go(40, tmp_path / "whole")
+    go(25, tmp_path / "parts")
+    assert_same(outcome(go(40, tmp_path / "parts")), outcome(whole))
+    lines = (tmp_path / "parts" / "history.jsonl").read_text().splitlines()
+    assert [json.loads(line)["step"] for line in lines] == [10, 20, 30, 40]
