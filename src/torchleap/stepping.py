@@ -1,8 +1,11 @@
 """One step of training, on one rank or on many: what every loop shares. Methods plug in by hooks; none is known by name."""
 
 import math
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, get_args
 
@@ -305,6 +308,108 @@ class Stepper:
         done = 0.0 if last is None else min(1.0, max(0, step - training.warmup) / max(1, last - training.warmup))
         falling = {"constant": 1.0, "linear": 1 - done, "cosine": 0.5 * (1 + math.cos(math.pi * done))}
         return rising * falling[training.schedule]
+
+
+class Loop:
+    """What the training loops have in common; each says in `_train` which batches there are and when it looks and saves.
+
+    Args:
+        saves: Whether there are checkpoints: Ctrl-C then waits for one.
+    """
+
+    def __init__(
+        self,
+        run: Run,
+        hooks: Sequence[Hook],
+        *,
+        saves: bool,
+        optimizers: Sequence[Optimizer] | None = None,
+        loss: Loss = of_log_odds,
+    ) -> None:
+        self.run = run
+        self.saves = saves
+        torch.manual_seed(run.training.seed + ranks.rank())
+        self.stepper = Stepper(run, hooks, optimizers=optimizers, loss=loss)
+        self.interrupted = False
+        self.started: float | None = time.monotonic()
+        self.last_saved = time.monotonic()
+
+    def run_to_its_end(self) -> Run:
+        """Train; a run that was loaded as finished is not gone on with."""
+        run = self.run
+        try:
+            for hook in self.stepper.hooks:
+                hook.at_start(run)
+            if not run.stopped:
+                with self._interrupts_wait():
+                    self._train()
+            for hook in self.stepper.hooks:
+                hook.at_end(run)
+        finally:
+            for optimizer in self.stepper.lazy():
+                optimizer.release()
+        return run
+
+    def _train(self) -> None:
+        raise NotImplementedError
+
+    def learn(self, inputs: tuple[Any, ...], label: Tensor, why: Callable[[], str] = str) -> tuple[bool, bool, bool]:
+        """One step; then whether Ctrl-C was pressed, the time is over, a checkpoint is due: on any rank, as clocks differ."""
+        stop, late, due = self.stepper.step(inputs, label, self._asks, why)
+        return stop or (self.interrupted and ranks.count() == 1), late, due  # of several, each has to know before it stops
+
+    def _asks(self) -> tuple[bool, bool, bool]:
+        training = self.run.training
+        late = training.time_limit is not None and self.seconds() > training.time_limit
+        steps, minutes = training.checkpoint_steps, training.checkpoint_minutes
+        due = steps is not None and (self.run.step + 1) % steps == 0
+        return self.interrupted, late, due or (minutes is not None and time.monotonic() - self.last_saved > 60 * minutes)
+
+    def tell(self, metrics: dict[str, float]) -> None:
+        """Add a look to the history, and show it to the hooks."""
+        record = {
+            "step": self.run.step,
+            "seconds": self.seconds(),
+            "train_loss": self.stepper.mean_loss(),
+            "lr": self.stepper.optimizers[0].param_groups[0]["lr"],
+            **{f"valid_{name}": value for name, value in metrics.items()},
+        }
+        self.run.history.append(record)
+        for hook in self.stepper.hooks:
+            hook.after_look(self.run, record)
+
+    def seconds(self) -> float:
+        """Of all its parts, before and after a resume."""
+        return self.run.seconds + (0.0 if self.started is None else time.monotonic() - self.started)
+
+    def stop_the_clock(self) -> None:
+        """Training is over; what is left to do does not count."""
+        self.run.seconds, self.started = self.seconds(), None
+
+    @contextmanager
+    def _interrupts_wait(self) -> Iterator[None]:
+        """Ctrl-C waits for the end of the step and for a checkpoint, if there is to be one; a second one does not."""
+        if not self.saves or threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        before = signal.signal(signal.SIGINT, self._interrupt)
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGINT, before)
+
+    def _interrupt(self, *_: object) -> None:
+        if self.interrupted:
+            raise KeyboardInterrupt
+        self.interrupted = True
+
+
+def go_on_by_chance(state: Tensor | None, seed: int, step: int) -> None:
+    """Put back this rank's random numbers; where there are none, as for another number of ranks, they begin anew."""
+    if state is not None:
+        torch.set_rng_state(state)
+    else:
+        torch.manual_seed(seed + 1_000_003 * step + ranks.rank())
 
 
 def is_distributed(model: nn.Module) -> bool:

@@ -16,8 +16,7 @@ from .checkpoints import Checkpoints
 from .errors import MetricError
 from .metrics import auc, log_loss
 from .plugin import Plugin
-from .stepping import Hook, Loss, Run, Stepper, Training, TrainingError, of_log_odds
-from .train import go_on_by_chance, interrupts_wait, is_due
+from .stepping import Hook, Loop, Loss, Run, Training, TrainingError, go_on_by_chance, of_log_odds
 
 WINDOW = 1000  # steps between two looks
 PREDICTED = 10  # every so many batches are predicted before they are learnt from
@@ -60,7 +59,9 @@ def stream(
     with ranks.explained(f"Start the job again{place}."):
         saved = None if checkpoint is None else Checkpoints(Path(checkpoint), keep=keep, background=background)
         loop = _Stream(model, batches, training, hooks, optimizers, loss, saved)
-        return loop.run_to_its_end()
+        run = loop.run_to_its_end()
+    model.eval()
+    return run
 
 
 class LearnGates(Hook):
@@ -101,7 +102,7 @@ class LearnGates(Hook):
         self.optimizer.load_state_dict(state["optimizer"])
 
 
-class _Stream:
+class _Stream(Loop):
     """One run of `stream`."""
 
     def __init__(
@@ -114,32 +115,13 @@ class _Stream:
         loss: Loss,
         saved: Checkpoints | None,
     ) -> None:
-        self.run = Run(model, None, training)
+        super().__init__(Run(model, None, training), hooks, saves=saved is not None, optimizers=optimizers, loss=loss)
         self.batches = batches
         self.checkpoints = saved
-        torch.manual_seed(training.seed + ranks.rank())
-        self.stepper = Stepper(self.run, hooks, optimizers=optimizers, loss=loss)
         self.predicted: list[tuple[Tensor, Tensor]] = []  # labels and log odds, since the last look
-        self.interrupted = False
-        self.started = self.last_saved = time.monotonic()
         latest = None if saved is None else saved.latest()
         if latest is not None:
             self._resume(latest)
-
-    def run_to_its_end(self) -> Run:
-        run = self.run
-        try:
-            for hook in self.stepper.hooks:
-                hook.at_start(run)
-            with interrupts_wait(self.checkpoints is not None, self._interrupt):
-                self._train()
-            for hook in self.stepper.hooks:
-                hook.at_end(run)
-        finally:
-            for optimizer in self.stepper.lazy():
-                optimizer.release()
-        run.model.eval()
-        return run
 
     def _train(self) -> None:
         run, training = self.run, self.run.training
@@ -156,8 +138,7 @@ class _Stream:
             inputs, label = parts_of(batch)
             if self.stepper.loss is of_log_odds and run.step % PREDICTED == 0:
                 self._predict(inputs, label)
-            stop, late, due = self.stepper.step(inputs, label, self._asks)
-            stop = stop or (self.interrupted and ranks.count() == 1)  # of several, each has to know before it stops
+            stop, late, due = self.learn(inputs, label)
             if run.step % window == 0:
                 self._look()
             if run.step == training.steps:
@@ -169,7 +150,7 @@ class _Stream:
             if stop:
                 self._finish()
                 raise KeyboardInterrupt
-        run.seconds = self._seconds()
+        self.stop_the_clock()
         self.stepper.agree()
         self._save()
         self._finish()
@@ -181,16 +162,6 @@ class _Stream:
             return None
         return batch
 
-    def _asks(self) -> tuple[bool, ...]:
-        training = self.run.training
-        late = training.time_limit is not None and self._seconds() > training.time_limit
-        return self.interrupted, late, is_due(training, self.run.step + 1, self.last_saved)
-
-    def _interrupt(self) -> None:
-        if self.interrupted:
-            raise KeyboardInterrupt
-        self.interrupted = True
-
     @torch.no_grad()
     def _predict(self, inputs: tuple[Any, ...], label: Tensor) -> None:
         model = self.run.model
@@ -200,19 +171,9 @@ class _Stream:
         model.train()
 
     def _look(self) -> None:
-        run, stepper = self.run, self.stepper
-        stepper.settle()
-        record = {
-            "step": run.step,
-            "seconds": self._seconds(),
-            "train_loss": stepper.mean_loss(),
-            "lr": stepper.optimizers[0].param_groups[0]["lr"],
-            **self._metrics(),
-        }
-        run.history.append(record)
-        del run.history[:-REMEMBERED]
-        for hook in stepper.hooks:
-            hook.after_look(run, record)
+        self.stepper.settle()
+        self.tell(self._metrics())
+        del self.run.history[:-REMEMBERED]
 
     def _metrics(self) -> dict[str, float]:
         if self.stepper.loss is not of_log_odds:
@@ -221,18 +182,15 @@ class _Stream:
         self.predicted.clear()
         label, log_odds = (torch.cat(ranks.gathered(each)) for each in own)
         try:
-            return {"valid_auc": auc(label, log_odds), "valid_log_loss": log_loss(label, torch.sigmoid(log_odds.double()))}
+            return {"auc": auc(label, log_odds), "log_loss": log_loss(label, torch.sigmoid(log_odds.double()))}
         except MetricError:  # so few rows that they have one label
-            return {"valid_auc": math.nan, "valid_log_loss": math.nan}
-
-    def _seconds(self) -> float:
-        return self.run.seconds + time.monotonic() - self.started
+            return {"auc": math.nan, "log_loss": math.nan}
 
     # Checkpoints
 
     def _shared(self) -> dict[str, Any]:
         run = self.run
-        about = {"step": run.step, "history": run.history, "seconds": run.seconds if run.stopped else self._seconds()}
+        about = {"step": run.step, "history": run.history, "seconds": self.seconds()}
         return {"model": run.model.state_dict(), **self.stepper.state_dict(), "run": about}
 
     def _own(self) -> dict[str, Any]:

@@ -1,11 +1,8 @@
 """fit: training on a task, epoch by epoch, until nothing gets better. For a stream without an end see `streaming`."""
 
 import os
-import signal
-import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -17,7 +14,7 @@ from torch import Tensor, nn
 from . import ranks
 from .data.task import Batch, Rows, Task
 from .metrics import auc, gauc, log_loss
-from .stepping import Hook, Metric, Run, Stepper, Training, TrainingError, optimizers_for
+from .stepping import Hook, Loop, Metric, Run, Training, TrainingError, go_on_by_chance, optimizers_for
 from .text import replace_file
 
 __all__ = [
@@ -66,6 +63,8 @@ def fit(
     path = None if checkpoint is None else Path(checkpoint)
     with ranks.explained("Start the job again" + (f": it goes on from {path}." if path else " with checkpoint= to lose less.")):
         run = _Loop(model, task, training, hooks, path).run_to_its_end()
+        model.load_state_dict(run.best)
+        model.eval()
         ranks.meet()  # no rank may still have to read the checkpoint
     if path is not None and not keep_checkpoint and ranks.is_first():
         path.unlink(missing_ok=True)
@@ -110,42 +109,21 @@ def evaluate(model: nn.Module, rows: Rows, *, together: bool = False) -> dict[st
     return found if group is None else {**found, "gauc": gauc(label, log_odds, group)}
 
 
-class _Loop:
+class _Loop(Loop):
     """One run of `fit`."""
 
     def __init__(self, model: nn.Module, task: Task, training: Training, hooks: Sequence[Hook], path: Path | None) -> None:
-        self.run = Run(model, task, training)
+        super().__init__(Run(model, task, training), hooks, saves=path is not None)
         self.task = task
         self.path = path
-        torch.manual_seed(training.seed + ranks.rank())
         self.batches = task.train.batches(training.batch, shuffle=True, seed=training.seed, together=True)
         if not len(self.batches):
             raise TrainingError(
                 f"Expected rows for each of {ranks.count()} ranks, but {len(task.train):,} train rows leave one without. "
                 "Start fewer ranks, or hold the rows in memory."
             )
-        self.stepper = Stepper(self.run, hooks)
-        self.interrupted = False
-        self.started = self.saved = time.monotonic()
         if path is not None and path.exists():
             self._resume(path)
-
-    def run_to_its_end(self) -> Run:
-        run = self.run
-        try:
-            for hook in self.stepper.hooks:
-                hook.at_start(run)
-            if not run.stopped:
-                with interrupts_wait(self.path is not None, self._interrupt):
-                    self._train()
-            for hook in self.stepper.hooks:
-                hook.at_end(run)
-        finally:
-            for optimizer in self.stepper.lazy():
-                optimizer.release()
-        run.model.load_state_dict(run.best)
-        run.model.eval()
-        return run
 
     def _train(self) -> None:
         run, training = self.run, self.run.training
@@ -153,8 +131,7 @@ class _Loop:
             for batch in self.batches:
                 stop = late = due = False
                 if len(batch) > 1:  # a single row, at the end of an epoch, can be neither shuffled nor normalised
-                    stop, late, due = self.stepper.step(batch.inputs, batch.label, self._asks, partial(self._suspects, batch))
-                stop = stop or (self.interrupted and ranks.count() == 1)  # of several, each has to know before it stops
+                    stop, late, due = self.learn(batch.inputs, batch.label, partial(self._suspects, batch))
                 end_of_epoch = self.batches.position == len(self.batches)
                 last = run.step == run.steps and training.steps is not None
                 if last or (run.step % training.look_every == 0 if training.look_every else end_of_epoch):
@@ -173,22 +150,11 @@ class _Loop:
                 run.stopped = "all epochs are done"
         if not run.best:
             self._look()
-        run.seconds = self._seconds()
+        self.stop_the_clock()
         if self.path is not None:
             self._save(self.path)
         if self.interrupted:
             raise KeyboardInterrupt
-
-    def _asks(self) -> tuple[bool, ...]:
-        """Whether Ctrl-C was pressed, the time is over, a checkpoint is due: clocks differ, so all ranks are asked."""
-        limit = self.run.training.time_limit
-        late = limit is not None and self._seconds() > limit
-        return self.interrupted, late, is_due(self.run.training, self.run.step + 1, self.saved)
-
-    def _interrupt(self) -> None:
-        if self.interrupted:
-            raise KeyboardInterrupt
-        self.interrupted = True
 
     def _look(self) -> None:
         run, stepper = self.run, self.stepper
@@ -197,25 +163,13 @@ class _Loop:
         if run.training.metric not in found:
             raise TrainingError("metric='gauc' needs groups. Read the data with group=.")
         score = -found["log_loss"] if run.training.metric == "log_loss" else found[run.training.metric]
-        record = {
-            "step": run.step,
-            "seconds": self._seconds(),
-            "train_loss": stepper.mean_loss(),
-            "lr": stepper.optimizers[0].param_groups[0]["lr"],
-            **{f"valid_{name}": value for name, value in found.items()},
-        }
-        run.history.append(record)
-        for hook in stepper.hooks:
-            hook.after_look(run, record)
+        self.tell(found)
         run.looks_since += 1
         if score > run.best_metric or not run.best:
             run.best_metric, run.looks_since = score, 0
             run.best = {name: tensor.detach().clone() for name, tensor in run.model.state_dict().items()}
         elif run.looks_since >= run.training.patience and all(hook.settled(run) for hook in stepper.hooks):
             run.stopped = f"{run.training.metric} did not get better in {run.training.patience} looks"
-
-    def _seconds(self) -> float:
-        return self.run.seconds + time.monotonic() - self.started
 
     def _suspects(self, batch: Batch) -> str:
         inputs = getattr(self.run.model, "inputs", None)
@@ -238,7 +192,7 @@ class _Loop:
         with ranks.first_before_others():
             if ranks.is_first():
                 self._write(path, random)
-        self.saved = time.monotonic()
+        self.last_saved = time.monotonic()
 
     def _write(self, path: Path, random: list[Tensor]) -> None:
         run = self.run
@@ -256,7 +210,7 @@ class _Loop:
                 "best": run.best,
                 "best_metric": run.best_metric,
                 "looks_since": run.looks_since,
-                "seconds": run.seconds if run.stopped else self._seconds(),
+                "seconds": self.seconds(),
                 "stopped": run.stopped,
             },
         }
@@ -302,30 +256,3 @@ class _Loop:
             problems += [f"its {name} is {value!r}, not {settings.get(name)!r}" for name, value in other.items()]
         if problems:
             raise TrainingError(f"{path} is a checkpoint of another run: {'; '.join(problems[:3])}. Remove it to start anew.")
-
-
-def go_on_by_chance(state: Tensor | None, seed: int, step: int) -> None:
-    """Put back this rank's random numbers; where there are none, as for another number of ranks, they begin anew."""
-    if state is not None:
-        torch.set_rng_state(state)
-    else:
-        torch.manual_seed(seed + 1_000_003 * step + ranks.rank())
-
-
-def is_due(training: Training, step: int, saved: float) -> bool:
-    """Whether a checkpoint is due after this step; the last one was saved at that time."""
-    steps, minutes = training.checkpoint_steps, training.checkpoint_minutes
-    return (steps is not None and step % steps == 0) or (minutes is not None and time.monotonic() - saved > 60 * minutes)
-
-
-@contextmanager
-def interrupts_wait(saves: bool, interrupt: Callable[[], None]) -> Iterator[None]:
-    """Ctrl-C waits for the end of the step and for a checkpoint, if there is to be one; a second one does not."""
-    if not saves or threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGINT, lambda *_: interrupt())
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
