@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._compile import _disable_dynamo  # as torch.compiler.disable, without importing the compiler, which takes a second
 from torch.nn.parallel import DistributedDataParallel
 
 from . import ranks
@@ -138,7 +139,7 @@ class LeAP(nn.Module):
             with torch.inference_mode(False):
                 self.lay_out(fields)
             return
-        if vars(self).get("_is_fsdp_managed_module"):  # it knows the size that theta had
+        if self.is_sharded:  # FSDP knows the size that theta had
             raise AttachError(f"{self.place} has to know its fields before fully_shard(). Give attach() fields= or example=.")
         self.arriving = fields
         self.fields = fields = fields.per_dimension() if self.per_dimension else fields
@@ -214,7 +215,7 @@ class LeAP(nn.Module):
         steps.add_(1)
 
     @torch.no_grad()
-    @torch._disable_dynamo  # type: ignore[untyped-decorator]
+    @_disable_dynamo
     def _measure_together(self, mixed: Mixed | None, rows: int, columns: slice, gates: slice) -> None:
         """Like `_measure`, by the rows of all ranks: averages move by the same numbers everywhere, so they agree at every step.
 
@@ -266,7 +267,12 @@ class LeAP(nn.Module):
         """Whether other ranks train the same gates."""
         return self.sync_every > 0 and ranks.count(self.process_group) > 1
 
-    @torch._disable_dynamo  # type: ignore[untyped-decorator]
+    @property
+    def is_sharded(self) -> bool:
+        """Whether FSDP2 (`fully_shard`) has charge of theta: a DTensor, in place of which a forward pass puts a whole one."""
+        return bool(vars(self).get("_is_fsdp_managed_module"))
+
+    @_disable_dynamo
     def _own_seed(self) -> Tensor:
         """The seed of this rank's permutations; before the first, all ranks take over what the first one has."""
         if not self._turns:

@@ -111,7 +111,8 @@ class Plugin:
         return self.gates.penalty()
 
     def scores(self) -> dict[str, float]:
-        """Each field's gate, in field order."""
+        """Each field's gate, in field order; where FSDP2 shards the gates, all ranks have to ask."""
+        self._rest()
         return self.gates.scores()
 
     def select(
@@ -123,6 +124,7 @@ class Plugin:
         cost: float | None = None,
     ) -> Selection:
         """Decide which fields to keep by one rule, a threshold of 0.5 if none is given; see `torchleap.selection.select`."""
+        self._rest()
         if self.gates.fields is None or (bool((self.gates.free > 0).any()) and not self.gates.moved):
             raise SelectionError(self._why_no_gate_moved())
         return select(
@@ -143,7 +145,6 @@ class Plugin:
 
             optimizer = torch.optim.AdamW(plugin.parameter_groups(gate_lr=1e-2), lr=1e-3)
         """
-        at_rest(self.model)
         return [
             {"params": self.model_parameters()},
             {"params": [self.gates.theta], "lr": gate_lr, "weight_decay": 0.0},
@@ -151,6 +152,7 @@ class Plugin:
 
     def model_parameters(self) -> list[nn.Parameter]:
         """All parameters of the model but the gates."""
+        self._rest()
         return [p for p in self.model.parameters() if p is not self.gates.theta]
 
     def optimizer(self, strength: float = 0.4, lr: float = 2e-3, optimism: float = 0.0) -> GateOptimizer:
@@ -162,7 +164,7 @@ class Plugin:
             optimism: How much memorised train rows count against a field, where gates learn from held-out rows; see
                 `GateOptimizer`.
         """
-        at_rest(self.model)
+        self._rest()
         return GateOptimizer(self.gates, lr=lr, strength=strength, optimism=optimism)
 
     @contextmanager
@@ -179,7 +181,6 @@ class Plugin:
                 (criterion(model(x), y) + plugin.penalty()).backward()
                 gate_optimizer.step()
         """
-        at_rest(self.model)
         modes = {module: module.training for module in self.model.modules()}
         others = {p: (p.requires_grad, p.grad) for p in self.model_parameters() if p.is_leaf}  # sharded tables are none
         for module in modes:
@@ -188,7 +189,7 @@ class Plugin:
         self.gates.held_out = True
         self.gates.train_gradient, self.gates.theta.grad = self.gates.theta.grad, None
         averaging: Any = None
-        if self.gates.is_together and not hasattr(self.gates.theta, "full_tensor"):  # FSDP averages by itself
+        if self.gates.is_together and not self.gates.is_sharded:  # FSDP averages by itself
             averaging = self.gates.theta.register_post_accumulate_grad_hook(self._average)  # type: ignore[no-untyped-call]
         own = ranks.own_part(self.gates.theta.detach())
         version, before = own._version, own.clone()
@@ -204,7 +205,7 @@ class Plugin:
         finally:
             if averaging is not None:
                 averaging.remove()
-            at_rest(self.model)
+            self._rest()
             self.gates.held_out = False
             self.gates.train_gradient = self.gates.theta.grad = None
             for parameter, (wanted, gradient) in others.items():
@@ -212,6 +213,10 @@ class Plugin:
                 parameter.grad = gradient
             for module, training in modes.items():
                 vars(module)["training"] = training
+
+    def _rest(self) -> None:
+        if self.gates.is_sharded:
+            at_rest(self.model)
 
     def _average(self, theta: Tensor) -> None:
         assert theta.grad is not None
@@ -309,6 +314,7 @@ class Plugin:
                     vars(module).pop(HIDDEN, None)
 
     def __repr__(self) -> str:
+        self._rest()
         place = ", ".join(repr(site.at or "the model") for site in self.sites) + f" ({self.sites[0].side})"
         if self.gates.fields is None:
             return f"LeAP at {place}: fields come from the first batch"
@@ -323,6 +329,7 @@ class Plugin:
         return f"LeAP on {size}, at {place}: {state}"
 
     def __str__(self) -> str:
+        self._rest()
         if self.gates.fields is None or not self.gates.moved:
             return repr(self)
         columns = [self.gates.divergences(), self.gates.sparsity(), self.gates.weights()]

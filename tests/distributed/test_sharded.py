@@ -1,6 +1,7 @@
 """FSDP2: gates that are sharded over ranks, real processes, gloo."""
 
 import copy
+import re
 import shutil
 import warnings
 from pathlib import Path
@@ -18,7 +19,7 @@ from torchleap import ranks
 from torchleap.train import Training
 from torchleap.unsharded import HOOKS
 
-from .ranks_of import keep, run
+from .ranks_of import ROOT, keep, run
 from .test_gates import FIELDS, own, rows, turned
 from .test_streaming import Endless, Net, outcome
 
@@ -156,9 +157,13 @@ def by_held_out_rows(fields: dict[str, int], how: str | None) -> dict[str, Any]:
     optimizer, gates = torch.optim.SGD(plugin.model_parameters(), lr=0.1), plugin.optimizer(lr=0.05, optimism=0.25)
     for step in range(8):
         (x, y), (other_x, other_y) = rows(step), rows(step + 100)
-        model(own(x))  # a pass without a step
+        with plugin.held_out():
+            model(own(x))  # no backward pass puts the weights back
         binary_cross_entropy_with_logits(model(own(x))[:, 0], own(y)).backward()
         before = [(ranks.own_part(p.detach()).clone(), p.grad) for p in plugin.model_parameters()]
+        assert all(gradient is not None for _, gradient in before)
+        with torch.no_grad():
+            model(own(x))  # may leave whole weights in the model
         with plugin.held_out():
             binary_cross_entropy_with_logits(model(own(other_x))[:, 0], own(other_y)).backward()
             gates.step()
@@ -374,11 +379,41 @@ def refused(folder: Path) -> None:
     shard(keeps, "whole")
     keeps(torch.randn(4, 4)).sum().backward()
     plugin.gates.theta.detach().mul_(0.5)
+    selection = plugin.select(dims=3)
     with pytest.raises(tl.SurgeryError, match=r"get_model_state_dict.* prune that"):
-        plugin.prune(plugin.select(share=1.0))
+        plugin.prune(selection)
     assert type(keeps).__name__ == "FSDPKeeps"
-    keep(folder, True)
+    x = torch.ones(5, 4)
+    with torch.no_grad(), plugin.masked(selection):
+        expected = keeps.eval()(x)
+    keep(folder, [pruned_by_the_cure(keeps, selection)(x).detach(), expected])
+
+
+def pruned_by_the_cure(sharded: nn.Module, selection: tl.Selection) -> nn.Module:
+    from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
+
+    weights = get_model_state_dict(sharded, options=StateDictOptions(full_state_dict=True))
+    plain = Keeps()
+    plain.lock = None  # type: ignore[assignment]
+    plugin = tl.attach(plain, {"a": 1, "b": 3}, at="deep")
+    plain.load_state_dict(weights)
+    return plugin.prune(selection, example=torch.randn(4, 4)).eval()
 
 
 def test_what_cannot_work_is_refused_with_its_cure(tmp_path: Path) -> None:
-    assert run(refused, tmp_path) == [True, True]
+    for pruned, expected in run(refused, tmp_path):
+        torch.testing.assert_close(pruned, expected, atol=1e-5, rtol=0)
+
+
+def documented(folder: Path) -> None:
+    (code,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs/fsdp.md").read_text(), flags=re.DOTALL)
+    names: dict[str, Any] = {}
+    exec(compile(code, "docs/fsdp.md", "exec"), names)
+    keep(folder, {"kept": list(names["selection"].kept), "weights": names["small"].state_dict()})
+
+
+def test_the_example_of_the_docs_runs(tmp_path: Path) -> None:
+    first, second = run(documented, tmp_path)
+    assert len(first["kept"]) == 2
+    assert first["kept"] == second["kept"]
+    assert all(torch.equal(tensor, second["weights"][name]) for name, tensor in first["weights"].items())
