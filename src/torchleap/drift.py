@@ -159,7 +159,7 @@ class Drift(Hook):
         """Whether the next batch is a probe: a matter of seed and step, so that all ranks and a resumed run agree."""
         chosen = random.Random((self._seed << 64) + self.steps).random() < self._share
         ready = chosen and self._gates.fields is not None  # else they are to come from the first batch
-        self._gates.probe = torch.zeros_like(self._gates.theta, requires_grad=True) if ready else None
+        self._gates.probe = torch.zeros_like(self._gates.distance, requires_grad=True) if ready else None
 
     def _gain_on_all_ranks(self, probe: Tensor) -> Tensor:
         """By how much the loss falls for a little more of each clean field, (G,): the one collective, of 4 bytes a gate."""
@@ -233,12 +233,12 @@ class Drift(Hook):
 
     def _open(self, chosen: Tensor) -> None:
         """Put gates back to where they started, and let their optimizer start anew with them."""
-        theta = self._gates.theta
-        theta.copy_(torch.where(chosen, self._gates.init, theta))
+        theta, own = self._gates.theta, ranks.own_part(chosen, like=self._gates.theta)  # of gates that are sharded
+        ranks.own_part(theta).masked_fill_(own, self._gates.init)
         state = {} if self._optimizer is None else self._optimizer.state[theta]
         for value in state.values():
             if isinstance(value, Tensor) and value.shape == theta.shape:
-                value.masked_fill_(chosen, 0)
+                ranks.own_part(value).masked_fill_(own, 0)
 
     def _turn(self, turned: Tensor, gate: Tensor) -> None:
         """Note on which side each gate stands, and since when."""

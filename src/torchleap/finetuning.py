@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from . import ranks
 from .errors import SurgeryError, is_number, is_whole, refuse_settings
 from .surgery import Plan
 
@@ -63,6 +64,7 @@ def carry_over(optimizer: Optimizer, model: nn.Module, pruned: nn.Module) -> Opt
 def _carried(key: str, value: Any, old: Tensor, plan: Plan, name: str) -> Any:
     if not isinstance(value, Tensor):
         return copy.deepcopy(value)
+    value = ranks.whole(value)
     origin = plan.origins.get(name)
     if origin is None or value.shape != old.shape:
         return value.clone()

@@ -417,3 +417,45 @@ def test_the_example_of_the_docs_runs(tmp_path: Path) -> None:
     assert len(first["kept"]) == 2
     assert first["kept"] == second["kept"]
     assert all(torch.equal(tensor, second["weights"][name]) for name, tensor in first["weights"].items())
+
+
+def opened_and_carried(folder: Path) -> None:
+    model, plugin, optimizer = sharded_tables("layer")
+    gate_optimizer = plugin.optimizer(lr=0.3)
+    drift = tl.Drift(plugin, optimizer=gate_optimizer, share=0.5, settle=0)
+    for number in range(8):
+        rows = own(ids(number))
+        binary_cross_entropy_with_logits(model(rows), (rows[:, 0] > 5).float()).backward()
+        gate_optimizer.step()
+        optimizer.zero_grad()
+        drift.step()
+    drift.stop()
+    before = ranks.whole(plugin.gates.theta.detach()).clone()
+    with torch.no_grad():
+        drift._open(torch.tensor([False, True, False]))
+    after, squares = (
+        ranks.whole(part).clone()
+        for part in (plugin.gates.theta.detach(), gate_optimizer.state[plugin.gates.theta]["exp_avg_sq"])
+    )
+    model(own(ids(9))).sum().backward()
+    optimizer.step()
+    selection = plugin.select(share=0.67)
+    pruned = plugin.prune(selection, example=ids(51))
+    carried = tl.carry_over(optimizer, model, pruned)
+    kept = [place for place, name in enumerate(plugin.fields.names) if name in selection.kept]
+    columns = torch.cat([torch.arange(3 * place, 3 * place + 3) for place in kept])
+    whole = ranks.whole(optimizer.state[model.deep[0].weight]["exp_avg_sq"])[:, columns]
+    scale = carried.state[pruned.deep[0].weight]["exp_avg_sq"] / whole  # of each kept column: its gate is folded into the weight
+    keep(folder, {"before": before, "after": after, "squares": squares, "scale": scale, "gates": plugin.gates.gate()[kept]})
+
+
+def test_sharded_gates_are_opened_again_and_optimizers_carried_over(tmp_path: Path) -> None:
+    first, second = run(opened_and_carried, tmp_path)
+    for one in (first, second):
+        assert one["after"][1] == 1.0 != one["before"][1]
+        assert torch.equal(one["after"][[0, 2]], one["before"][[0, 2]])
+        assert one["squares"][1] == 0
+        assert (one["squares"][[0, 2]] > 0).all()
+        expected = one["gates"].repeat_interleave(3).expand(8, -1) ** -2
+        torch.testing.assert_close(one["scale"], expected, rtol=1e-4, atol=0)
+    assert torch.equal(first["after"], second["after"])
