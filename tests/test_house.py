@@ -17,6 +17,7 @@ ROOMS = (
     "mix",
     "lazy_adam",
     "guard",
+    "together",
     "gates",
     "optimizer",
     "selection",

@@ -6,15 +6,12 @@ paper, a comment marked NOTE[PAPER] says why; docs/theory.md has the long form.
 
 import json
 import math
-import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._compile import _disable_dynamo  # as torch.compiler.disable, without importing the compiler, which takes a second
-from torch.nn.parallel import DistributedDataParallel
 
 from . import ranks
 from .errors import AttachError, FieldError
@@ -22,14 +19,12 @@ from .fields import Field, Fields
 from .guard import guard
 from .mix import Mixed, mix
 from .settings import Divergence, Settings, Shuffle, check
+from .together import AVERAGES, Together, wrapped
 
-AVERAGES = ("distance", "square", "common", "spread")  # by gate, see LeAP
 BUFFERS = ("seed", "steps", *AVERAGES, "mean", "column_gate", "field_gate", "free")
-JOINED = "_torchleap_joined"  # marks a DDP module within Plugin.join()
-ODD = 0x9E3779B97F4A7C15  # far from any other seed, times a rank
 
 
-class LeAP(nn.Module):
+class LeAP(Together):
     """Mix each field with a batch-shuffled copy of itself by a learnable gate, and price each open gate.
 
     Shape: (B, D) -> (B, D), or (B, F, E) -> (B, F, E).
@@ -106,10 +101,10 @@ class LeAP(nn.Module):
         self.shuffle: Shuffle = shuffle
         self.per_dimension = per_dimension
         self.sync_every = sync_every
-        self.process_group: Any = None  # the ranks that train one and the same model; None is all
+        self.process_group = None
         check({**self.settings, "seed": seed})
         start = torch.initial_seed() if seed is None else int(seed)
-        self.register_buffer("seed", torch.tensor(_wrapped(start)))
+        self.register_buffer("seed", torch.tensor(wrapped(start)))
         self._warm_up_ahead = warmup > 0
         self.place = "LeAP"  # how error messages call this module; attach() writes its site here
         self.fields: Fields | None = None
@@ -117,7 +112,7 @@ class LeAP(nn.Module):
         self.passed: dict[str, Any] = {}  # with several sites: what each received and returned in this pass
         self.train_gradient: Tensor | None = None  # of theta, within Plugin.held_out(): what train rows said before
         self.held_out = False  # whether only the gates learn, see Plugin.held_out()
-        self._turns: dict[int, int] = {}  # with several ranks: the steps of each site, by its first column
+        self._turns = {}
         self._protects = False  # whether any field is protected
         self.probe: Tensor | None = None  # (G,) zeros that collect the gradient of the shares in a probe, see drift.py
         self._mask: Tensor | None = None  # (D,) bool, set by masked()
@@ -213,96 +208,6 @@ class LeAP(nn.Module):
         values = [value.to(self.mean.dtype) for value in (*mixed.statistics.unbind(), mixed.mean)]
         torch._foreach_lerp_(averages, values, 1 - self.momentum)
         steps.add_(1)
-
-    @torch.no_grad()
-    @_disable_dynamo
-    def _measure_together(self, mixed: Mixed | None, rows: int, columns: slice, gates: slice) -> None:
-        """Like `_measure`, by the rows of all ranks: averages move by the same numbers everywhere, so they agree at every step.
-
-        In one collective of 32 bytes a gate: the statistics, the rows, and the means of as many columns as fit, by turns.
-        """
-        turn = self._turn(columns, gates)
-        seen, means = self._weight_seen()[gates], self.means()[columns]
-        averages = torch.stack([getattr(self, name)[gates] for name in AVERAGES]) / seen
-        self.steps[gates] += 1
-        if turn % self.sync_every == 0:
-            part, parts = self._columns_of(turn, len(means), averages.shape[1])
-            found = torch.zeros_like(averages) if mixed is None else mixed.statistics.to(averages.dtype)
-            own = means[part] if mixed is None else mixed.mean[part].to(means.dtype)
-            sent = torch.cat([rows * found.flatten(), rows * own, means.new_tensor([rows])])
-            ranks.total(sent, self.process_group)
-            sent = sent / sent[-1]
-            found = sent[: averages.numel()].view_as(averages)
-            if sent.device.type == "cpu":  # elsewhere it would stall the step: scores() asks
-                self._refuse_nonfinite(found, gates)
-            averages = torch.lerp(averages, found, self._weight_of(self.sync_every, gates))
-            weight = self._weight_of(self.sync_every * parts, gates)[self.column_gate[columns][part] - gates.start]
-            means[part] = torch.lerp(means[part], sent[averages.numel() : -1], weight)
-        seen = self._weight_seen()[gates]
-        for name, value in zip(AVERAGES, averages * seen, strict=True):
-            getattr(self, name)[gates] = value
-        self.mean[columns] = means * seen[self.column_gate[columns] - gates.start]
-
-    def measure_nothing(self, columns: slice | None = None) -> None:
-        """Take part in the other ranks' step without rows of one's own, see `Plugin.join`."""
-        if self.is_together:
-            columns = columns or slice(0, self.known_fields().dims)
-            self._own_seed()
-            self._measure_together(None, 0, columns, self.known_fields().gates_of(columns))
-
-    def _weight_of(self, steps: int, gates: slice) -> Tensor:
-        """What the last so many steps weigh in an average, (G,)."""
-        return ((1 - self.momentum**steps) / self._weight_seen()[gates]).clamp_max(1.0)
-
-    @staticmethod
-    def _columns_of(turn: int, columns: int, gates: int) -> tuple[slice, int]:
-        """Whose means are sent in this turn, all in the first, and how many turns it takes to send all."""
-        room = max(1, 4 * gates - 1)
-        parts = -(-columns // room)
-        start = turn % parts * room
-        return (slice(0, columns) if turn == 0 else slice(start, min(columns, start + room))), parts
-
-    @property
-    def is_together(self) -> bool:
-        """Whether other ranks train the same gates."""
-        return self.sync_every > 0 and ranks.count(self.process_group) > 1
-
-    @property
-    def is_sharded(self) -> bool:
-        """Whether FSDP2 (`fully_shard`) has charge of theta: a DTensor, in place of which a forward pass puts a whole one."""
-        return bool(vars(self).get("_is_fsdp_managed_module"))
-
-    @_disable_dynamo
-    def _own_seed(self) -> Tensor:
-        """The seed of this rank's permutations; before the first, all ranks take over what the first one has."""
-        if not self._turns:
-            self._meet()
-        wrapper = DistributedDataParallel._get_active_ddp_module()  # type: ignore[no-untyped-call]
-        if wrapper is not None and self.held_out:
-            raise AttachError("Within held_out() call the model itself, ddp.module: DDP waits for gradients of all its weights.")
-        if wrapper is not None and wrapper._join_config.enable and not hasattr(wrapper, JOINED):
-            raise AttachError(
-                "Ranks that have no rows left take no part in the gates' steps. Use plugin.join(ddp), not ddp.join()."
-            )
-        return self.seed + _wrapped(ranks.rank(self.process_group) * ODD)
-
-    def _meet(self) -> None:
-        names = zlib.crc32(json.dumps(self.arriving_fields().to_json()).encode())
-        told = ranks.share(torch.tensor([names], device=self.theta.device), self.process_group)
-        differs = ranks.total((told != names).long(), self.process_group)
-        if int(differs):
-            raise FieldError(
-                f"{self.place} has other fields than on another rank: here {self.fields}. Attach to the same fields on all."
-            )
-        for name in ("seed", "steps", *AVERAGES, "mean"):
-            ranks.share(getattr(self, name), self.process_group)
-
-    def _turn(self, columns: slice, gates: slice) -> int:
-        """How many steps this site has done; asked of the device once."""
-        turn = self._turns.get(columns.start)
-        turn = int(self.steps[gates].max()) if turn is None else turn
-        self._turns[columns.start] = turn + 1
-        return turn
 
     def _weight_seen(self) -> Tensor:
         """1 - beta^steps, (G,): what the weights in each moving average, which starts from 0, sum to; not 0 at step 0."""
@@ -531,8 +436,3 @@ class LeAP(nn.Module):
             return "fields from the first batch"
         kind = f"divergence={self.divergence!r}" if self.adaptive else "adaptive=False"
         return f"{len(self.fields)} fields, {self.fields.dims} dimensions, alpha={self.alpha}, {kind}"
-
-
-def _wrapped(number: int) -> int:
-    """The same as an int64, which begins anew where it ends."""
-    return (number + (1 << 63)) % (1 << 64) - (1 << 63)

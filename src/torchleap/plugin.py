@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_map
 from . import ranks
 from .errors import AttachError, SelectionError, SurgeryError
 from .fields import Field, Fields
-from .gates import BUFFERS, JOINED, LeAP
+from .gates import BUFFERS, LeAP
 from .optimizer import GateOptimizer
 from .selection import Selection, select
 from .settings import Settings
@@ -34,6 +34,7 @@ from .sites import (
 )
 from .surgery import Fill, Plan, prepare
 from .text import plural, table
+from .together import JOINED
 from .unsharded import at_rest, units, unsharded
 
 

@@ -147,6 +147,15 @@ def test_one_collective_of_32_bytes_a_field(tmp_path: Path) -> None:
     assert torch.equal(first, second)
 
 
+def test_the_means_of_all_columns_are_sent_in_turns() -> None:
+    for columns, gates, every in ((44, 3, 4), (44, 3, 3), (7, 2, 5), (100, 1, 2)):
+        sent = torch.zeros(columns, dtype=torch.int64)
+        for turn in range(0, every * 200, every):
+            part, parts = tl.LeAP._columns_of(turn // every, columns, gates)
+            sent[part] += 1
+        assert sent.min() >= 200 // parts
+
+
 def accumulated(folder: Path) -> None:
     """Two micro-batches, of which the first stays on its rank."""
     gates_module.mix = turned  # type: ignore[assignment]

@@ -1,0 +1,139 @@
+"""Gates on several ranks: what they tell each other in a training step, so that all have the same statistics at every step."""
+
+import json
+import zlib
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch._compile import _disable_dynamo  # as torch.compiler.disable, without importing the compiler, which takes a second
+from torch.nn.parallel import DistributedDataParallel
+
+from . import ranks
+from .errors import AttachError, FieldError
+from .fields import Fields
+from .mix import Mixed
+
+AVERAGES = ("distance", "square", "common", "spread")  # by gate, see LeAP
+JOINED = "_torchleap_joined"  # marks a DDP module within Plugin.join()
+ODD = 0x9E3779B97F4A7C15  # far from any other seed, times a rank
+
+
+class Together(nn.Module):
+    """The part of `LeAP` that several ranks need."""
+
+    theta: nn.Parameter
+    steps: Tensor
+    mean: Tensor
+    seed: Tensor
+    column_gate: Tensor
+    momentum: float
+    sync_every: int
+    process_group: Any  # the ranks that train one and the same model; None is all
+    held_out: bool
+    place: str
+    fields: Fields | None
+    _turns: dict[int, int]  # the steps of each site, by its first column
+
+    if TYPE_CHECKING:
+
+        def known_fields(self) -> Fields: ...  # noqa: D102
+        def arriving_fields(self) -> Fields: ...  # noqa: D102
+        def means(self) -> Tensor: ...  # noqa: D102
+        def _weight_seen(self) -> Tensor: ...
+        def _refuse_nonfinite(self, statistics: Tensor, gates: slice) -> None: ...
+
+    @torch.no_grad()
+    @_disable_dynamo
+    def _measure_together(self, mixed: Mixed | None, rows: int, columns: slice, gates: slice) -> None:
+        """Like `_measure`, by the rows of all ranks: averages move by the same numbers everywhere, so they agree at every step.
+
+        In one collective of 32 bytes a gate: the statistics, the rows, and the means of as many columns as fit, by turns.
+        """
+        turn = self._turn(columns, gates)
+        seen, means = self._weight_seen()[gates], self.means()[columns]
+        averages = torch.stack([getattr(self, name)[gates] for name in AVERAGES]) / seen
+        self.steps[gates] += 1
+        if turn % self.sync_every == 0:
+            part, parts = self._columns_of(turn // self.sync_every, len(means), averages.shape[1])
+            found = torch.zeros_like(averages) if mixed is None else mixed.statistics.to(averages.dtype)
+            own = means[part] if mixed is None else mixed.mean[part].to(means.dtype)
+            sent = torch.cat([rows * found.flatten(), rows * own, means.new_tensor([rows])])
+            ranks.total(sent, self.process_group)
+            sent = sent / sent[-1]
+            found = sent[: averages.numel()].view_as(averages)
+            if sent.device.type == "cpu":  # elsewhere it would stall the step: scores() asks
+                self._refuse_nonfinite(found, gates)
+            averages = torch.lerp(averages, found, self._weight_of(self.sync_every, gates))
+            weight = self._weight_of(self.sync_every * parts, gates)[self.column_gate[columns][part] - gates.start]
+            means[part] = torch.lerp(means[part], sent[averages.numel() : -1], weight)
+        seen = self._weight_seen()[gates]
+        for name, value in zip(AVERAGES, averages * seen, strict=True):
+            getattr(self, name)[gates] = value
+        self.mean[columns] = means * seen[self.column_gate[columns] - gates.start]
+
+    def measure_nothing(self, columns: slice | None = None) -> None:
+        """Take part in the other ranks' step without rows of one's own, see `Plugin.join`."""
+        if self.is_together:
+            columns = columns or slice(0, self.known_fields().dims)
+            self._own_seed()
+            self._measure_together(None, 0, columns, self.known_fields().gates_of(columns))
+
+    def _weight_of(self, steps: int, gates: slice) -> Tensor:
+        """What the last so many steps weigh in an average, (G,)."""
+        return ((1 - self.momentum**steps) / self._weight_seen()[gates]).clamp_max(1.0)
+
+    @staticmethod
+    def _columns_of(turn: int, columns: int, gates: int) -> tuple[slice, int]:
+        """Whose means are sent in this turn, all in the first, and how many turns it takes to send all."""
+        room = max(1, 4 * gates - 1)
+        parts = -(-columns // room)
+        start = turn % parts * room
+        return (slice(0, columns) if turn == 0 else slice(start, min(columns, start + room))), parts
+
+    @property
+    def is_together(self) -> bool:
+        """Whether other ranks train the same gates."""
+        return self.sync_every > 0 and ranks.count(self.process_group) > 1
+
+    @property
+    def is_sharded(self) -> bool:
+        """Whether FSDP2 (`fully_shard`) has charge of theta: a DTensor, in place of which a forward pass puts a whole one."""
+        return bool(vars(self).get("_is_fsdp_managed_module"))
+
+    @_disable_dynamo
+    def _own_seed(self) -> Tensor:
+        """The seed of this rank's permutations; before the first, all ranks take over what the first one has."""
+        if not self._turns:
+            self._meet()
+        wrapper = DistributedDataParallel._get_active_ddp_module()  # type: ignore[no-untyped-call]
+        if wrapper is not None and self.held_out:
+            raise AttachError("Within held_out() call the model itself, ddp.module: DDP waits for gradients of all its weights.")
+        if wrapper is not None and wrapper._join_config.enable and not hasattr(wrapper, JOINED):
+            raise AttachError(
+                "Ranks that have no rows left take no part in the gates' steps. Use plugin.join(ddp), not ddp.join()."
+            )
+        return self.seed + wrapped(ranks.rank(self.process_group) * ODD)
+
+    def _meet(self) -> None:
+        names = zlib.crc32(json.dumps(self.arriving_fields().to_json()).encode())
+        told = ranks.share(torch.tensor([names], device=self.theta.device), self.process_group)
+        differs = ranks.total((told != names).long(), self.process_group)
+        if int(differs):
+            raise FieldError(
+                f"{self.place} has other fields than on another rank: here {self.fields}. Attach to the same fields on all."
+            )
+        for name in ("seed", "steps", *AVERAGES, "mean"):
+            ranks.share(getattr(self, name), self.process_group)
+
+    def _turn(self, columns: slice, gates: slice) -> int:
+        """How many steps this site has done; asked of the device once."""
+        turn = self._turns.get(columns.start)
+        turn = int(self.steps[gates].max()) if turn is None else turn
+        self._turns[columns.start] = turn + 1
+        return turn
+
+
+def wrapped(number: int) -> int:
+    """The same as an int64, which begins anew where it ends."""
+    return (number + (1 << 63)) % (1 << 64) - (1 << 63)
