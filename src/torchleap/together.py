@@ -1,6 +1,7 @@
 """Gates on several ranks: what they tell each other in a training step, so that all have the same statistics at every step."""
 
 import json
+import math
 import zlib
 from typing import TYPE_CHECKING, Any
 
@@ -39,8 +40,6 @@ class Together(nn.Module):
 
         def known_fields(self) -> Fields: ...  # noqa: D102
         def arriving_fields(self) -> Fields: ...  # noqa: D102
-        def means(self) -> Tensor: ...  # noqa: D102
-        def _weight_seen(self) -> Tensor: ...
         def _refuse_nonfinite(self, statistics: Tensor, gates: slice) -> None: ...
 
     @torch.no_grad()
@@ -51,26 +50,33 @@ class Together(nn.Module):
         In one collective of 32 bytes a gate: the statistics, the rows, and the means of as many columns as fit, by turns.
         """
         turn = self._turn(columns, gates)
-        seen, means = self._weight_seen()[gates], self.means()[columns]
-        averages = torch.stack([getattr(self, name)[gates] for name in AVERAGES]) / seen
-        self.steps[gates] += 1
-        if turn % self.sync_every == 0:
-            part, parts = self._columns_of(turn // self.sync_every, len(means), averages.shape[1])
-            found = torch.zeros_like(averages) if mixed is None else mixed.statistics.to(averages.dtype)
-            own = means[part] if mixed is None else mixed.mean[part].to(means.dtype)
-            sent = torch.cat([rows * found.flatten(), rows * own, means.new_tensor([rows])])
-            ranks.total(sent, self.process_group)
-            sent = sent / sent[-1]
-            found = sent[: averages.numel()].view_as(averages)
-            if sent.device.type == "cpu":  # elsewhere it would stall the step: scores() asks
-                self._refuse_nonfinite(found, gates)
-            averages = torch.lerp(averages, found, self._weight_of(self.sync_every, gates))
-            weight = self._weight_of(self.sync_every * parts, gates)[self.column_gate[columns][part] - gates.start]
-            means[part] = torch.lerp(means[part], sent[averages.numel() : -1], weight)
-        seen = self._weight_seen()[gates]
-        for name, value in zip(AVERAGES, averages * seen, strict=True):
-            getattr(self, name)[gates] = value
-        self.mean[columns] = means * seen[self.column_gate[columns] - gates.start]
+        averages, mean, steps = [getattr(self, name) for name in AVERAGES], self.mean, self.steps
+        if columns != slice(0, len(mean)):  # one of several sites
+            averages, mean, steps = [average[gates] for average in averages], mean[columns], steps[gates]
+        steps.add_(1)
+        seen = 1 - self.momentum ** (turn + 1)  # as `_weight_seen`: the gates of a site have done the same steps
+        kept = seen / (1 - self.momentum ** max(1, turn))  # an estimate stands still while its weights grow
+        mean.mul_(kept)
+        if turn % self.sync_every:
+            torch._foreach_mul_(averages, kept)
+            return
+        part, parts = self._columns_of(turn // self.sync_every, len(mean), len(steps))
+        if mixed is None:
+            sent = mean.new_zeros(4 * len(steps) + part.stop - part.start + 1)
+        else:
+            own = [mixed.statistics.flatten(), mixed.mean[part], mixed.mean.new_ones(1)]
+            sent = rows * torch.cat([value.to(mean.dtype) for value in own])
+        ranks.total(sent, self.process_group)
+        sent = sent / sent[-1]
+        found, means = sent[: 4 * len(steps)].view(4, -1), sent[4 * len(steps) : -1]
+        # elsewhere it would stall the step: scores() asks
+        if sent.device.type == "cpu" and not math.isfinite(found.sum().item()):
+            self._refuse_nonfinite(found, gates)
+        weight = self._weight_of(self.sync_every, seen)
+        torch._foreach_mul_(averages, kept * (1 - weight))
+        torch._foreach_add_(averages, found.unbind(), alpha=weight * seen)
+        weight = self._weight_of(self.sync_every * parts, seen)
+        mean[part].mul_(1 - weight).add_(means, alpha=weight * seen)
 
     def measure_nothing(self, columns: slice | None = None) -> None:
         """Take part in the other ranks' step without rows of one's own, see `Plugin.join`."""
@@ -79,9 +85,9 @@ class Together(nn.Module):
             self._own_seed()
             self._measure_together(None, 0, columns, self.known_fields().gates_of(columns))
 
-    def _weight_of(self, steps: int, gates: slice) -> Tensor:
-        """What the last so many steps weigh in an average, (G,)."""
-        return ((1 - self.momentum**steps) / self._weight_seen()[gates]).clamp_max(1.0)
+    def _weight_of(self, steps: int, seen: float) -> float:
+        """What the last so many steps weigh in an average."""
+        return min(1.0, (1 - self.momentum**steps) / seen)
 
     @staticmethod
     def _columns_of(turn: int, columns: int, gates: int) -> tuple[slice, int]:
