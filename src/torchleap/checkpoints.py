@@ -19,6 +19,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict_loader import load as read_tensors
@@ -26,7 +27,7 @@ from torch.distributed.checkpoint.state_dict_saver import async_save
 from torch.distributed.checkpoint.state_dict_saver import save as write_tensors
 
 from . import ranks
-from .errors import TorchleapError
+from .errors import TorchleapError, is_whole, refuse_settings
 
 NAME = re.compile(r"step-(\d{12})")
 PLAIN = "plain"  # the key of the values that are no tensors
@@ -45,6 +46,7 @@ class Checkpoints:
     """
 
     def __init__(self, folder: str | os.PathLike[str], *, keep: int = 2, background: bool = False) -> None:
+        refuse_settings({f"keep must be a whole number of at least 1, but is {keep!r}": is_whole(keep) and keep >= 1})
         self.folder = Path(folder)
         self.keep = keep
         self.background = background
@@ -52,7 +54,7 @@ class Checkpoints:
         self._publishing = Lock()  # the thread that has written a checkpoint gives it its name, or else who waits for it
         several = ranks.count() > 1
         # collectives of a thread must not come between those of the training
-        self._group = dist.new_group(backend="gloo") if several and background else None
+        self._group = dist.new_group(backend="gloo", timeout=ranks.timeout()) if several and background else None
 
     def latest(self) -> Path | None:
         """The newest whole checkpoint, as the first rank sees it."""
@@ -80,13 +82,15 @@ class Checkpoints:
             if self.background:
                 copied = {key: tensor.detach().clone() for key, tensor in state.items()}
                 with warnings.catch_warnings(action="ignore"):
-                    future = async_save(copied, storage_writer=writer, process_group=self._group, no_dist=ranks.count() == 1)
+                    future = async_save(
+                        copied, storage_writer=writer, planner=_planner(), process_group=self._group, no_dist=ranks.count() == 1
+                    )
                 self._writing = (future, temporary, target)
                 if isinstance(future, Future):
                     future.add_done_callback(lambda done: self._publish(temporary, target) if not done.exception() else None)
                 return
             with warnings.catch_warnings(action="ignore"):  # that there is one process
-                write_tensors(state, storage_writer=writer, no_dist=ranks.count() == 1)
+                write_tensors(state, storage_writer=writer, planner=_planner(), no_dist=ranks.count() == 1)
         except (Exception, CheckpointException) as error:
             self._fail(error, temporary, target)
         self._publish(temporary, target)
@@ -117,10 +121,10 @@ class Checkpoints:
         with self._publishing:
             if not ranks.is_first() or not temporary.exists():
                 return
-            shutil.rmtree(target, ignore_errors=True)  # the same step of a run that was broken off later
+            discarded = [_aside(target)] if target.exists() else []  # the same step of a run that was broken off later
             temporary.replace(target)
             whole = sorted(path for path in self.folder.glob("step-*") if NAME.fullmatch(path.name))
-            for old in whole[: -self.keep]:
+            for old in (*discarded, *map(_aside, whole[: -self.keep])):
                 shutil.rmtree(old, ignore_errors=True)
 
     def _fail(self, error: BaseException, temporary: Path, target: Path) -> None:
@@ -172,6 +176,18 @@ class Checkpoints:
     def _read(self, places: dict[str, Tensor], reader: "_Reader") -> None:
         with warnings.catch_warnings(action="ignore"):  # that there is one process
             read_tensors(places, storage_reader=reader, no_dist=ranks.count() == 1)
+
+
+def _aside(path: Path) -> Path:
+    """Take its name from a checkpoint that is to go: what has a name is whole, also while it is removed."""
+    aside = path.with_name(f".writing-old-{path.name}")
+    shutil.rmtree(aside, ignore_errors=True)
+    return path.replace(aside)
+
+
+def _planner() -> DefaultSavePlanner:
+    """What all ranks have is the first one's: rows of a table and where they stand must not come from different ranks."""
+    return DefaultSavePlanner(dedup_save_to_lowest_rank=True)
 
 
 def _reason(error: BaseException) -> str:

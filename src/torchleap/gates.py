@@ -46,7 +46,7 @@ class LeAP(Together):
         floor: Smallest share of the clean path in training, so that a closed field is still seen and can come back.
         per_dimension: A gate for each dimension of a field, which is then called "clicks[3]": surgery narrows embeddings.
         sync_every: Steps between two all-reduces of the statistics where there are several ranks, see `ranks`; between them the
-            statistics stand still, so that all ranks agree at every step. 0 never sends anything.
+            statistics stand still, so that all ranks agree at every step. 0 is for gates that each rank trains for itself.
         seed: Of the permutations; None follows `torch.manual_seed` without drawing from it. Each rank draws its own.
 
     >>> gates = LeAP(Fields({"user_id": 8, "age": 1}), alpha=1e-3)

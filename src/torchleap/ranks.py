@@ -42,7 +42,7 @@ def joined(timeout: float | None = None) -> Iterator[None]:
     Args:
         timeout: Seconds that a rank waits for the others; None is what TORCHLEAP_TIMEOUT says, or 600.
     """
-    if ("TORCHELASTIC_RUN_ID" not in os.environ and "LOCAL_RANK" not in os.environ) or dist.is_initialized():
+    if "LOCAL_RANK" not in os.environ or dist.is_initialized():
         yield
         return
     seconds = _timeout() if timeout is None else timeout
@@ -56,6 +56,13 @@ def joined(timeout: float | None = None) -> Iterator[None]:
         raise
     finally:
         dist.destroy_process_group()
+
+
+def timeout() -> timedelta:
+    """How long a rank of this job waits for the others."""
+    assert dist.group.WORLD is not None
+    found: timedelta = dist.group.WORLD._get_backend(torch.device("cpu")).options._timeout
+    return found
 
 
 def _timeout() -> float:

@@ -182,6 +182,7 @@ class Stepper:
     ) -> None:
         training, model = run.training, run.model
         self.run = run
+        self.given = list(hooks)
         self.hooks = [hook for hook in hooks if ranks.is_first() or not hook.first_rank_alone]
         self.loss = loss
         others = [parameter for hook in self.hooks for parameter in hook.own_parameters()]
@@ -272,8 +273,8 @@ class Stepper:
                     ranks.share(buffer)
 
     def hooks_with_state(self) -> list[Hook]:
-        """Those that a checkpoint keeps; others, which only watch, may come and go between two runs."""
-        return [hook for hook in self.hooks if hook.state_dict()]
+        """Those that a checkpoint keeps, the same on all ranks; others, which only watch, may come and go between two runs."""
+        return [hook for hook in self.given if hook.state_dict()]
 
     def state_dict(self) -> dict[str, Any]:
         """All but the model."""

@@ -145,15 +145,16 @@ class _Stream(Loop):
                 run.stopped = "all steps are done"
             elif late:
                 run.stopped = f"the time limit of {training.time_limit:g} seconds"
-            elif due or stop:
+            elif due and not stop:
                 self._save()
             if stop:
-                self._finish()
-                raise KeyboardInterrupt
+                break
         self.stop_the_clock()
         self.stepper.agree()
         self._save()
         self._finish()
+        if stop or (self.interrupted and ranks.count() == 1):
+            raise KeyboardInterrupt
 
     def _next(self, source: Any) -> Any:
         """The next batch; None if it is missing, here or on another rank: a step needs all."""

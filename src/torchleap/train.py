@@ -53,6 +53,7 @@ def fit(
     Args:
         model: As in `torchleap.models`, (ids, numbers) -> log odds; it may have gates.
         checkpoint: A file to save the run to and, if it is there, to go on from; it is removed at the end. Ctrl-C saves it first.
+            All ranks have to reach it.
         keep_checkpoint: Leave it instead: the same call then finds the run finished, and only loads what it found.
     """
     training = training or Training()
@@ -122,11 +123,17 @@ class _Loop(Loop):
                 f"Expected rows for each of {ranks.count()} ranks, but {len(task.train):,} train rows leave one without. "
                 "Start fewer ranks, or hold the rows in memory."
             )
-        if path is not None and path.exists():
+        if path is not None and not path.parent.is_dir():
+            raise TrainingError(f"Expected a folder for the checkpoint {path}, but there is no {path.parent}. Make it first.")
+        if path is not None and ranks.from_first(path.exists()):
+            if not path.exists():
+                raise TrainingError(
+                    f"The first rank has the checkpoint {path}, but rank {ranks.rank()} cannot reach it. Give another path."
+                )
             self._resume(path)
 
     def _train(self) -> None:
-        run, training = self.run, self.run.training
+        run, training, stop = self.run, self.run.training, False
         while not run.stopped:
             for batch in self.batches:
                 stop = late = due = False
@@ -153,7 +160,7 @@ class _Loop(Loop):
         self.stop_the_clock()
         if self.path is not None:
             self._save(self.path)
-        if self.interrupted:
+        if stop or (self.interrupted and ranks.count() == 1):
             raise KeyboardInterrupt
 
     def _look(self) -> None:

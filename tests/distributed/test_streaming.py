@@ -5,6 +5,7 @@ import json
 import os
 import pickle
 import resource
+import shutil
 import signal
 import time
 from collections.abc import Iterator
@@ -15,6 +16,7 @@ import pytest
 import torch
 from rich.console import Console
 from torch import Tensor, nn
+from torch.distributed.checkpoint.filesystem import FileSystemWriter
 
 import torchleap as tl
 from torchleap.callbacks import HistoryFile, Progress
@@ -129,10 +131,24 @@ class Press(Hook):
             os.kill(os.getpid(), signal.SIGINT)
 
 
-def test_ctrl_c_saves_first(tmp_path: Path) -> None:
+@pytest.mark.parametrize("steps", [150, 33])  # in the middle, and in the last step
+def test_ctrl_c_saves_first(tmp_path: Path, steps: int) -> None:
     with pytest.raises(KeyboardInterrupt):
-        streamed(150, (Press(),), checkpoint=tmp_path)
+        streamed(steps, (Press(),), checkpoint=tmp_path)
     assert max(path.name for path in tmp_path.iterdir()) == "step-000000000033"
+
+
+def test_nothing_is_removed_under_its_final_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    removed: list[str] = []
+    remove = shutil.rmtree
+    monkeypatch.setattr(shutil, "rmtree", lambda path, **rest: (removed.append(Path(path).name), remove(path, **rest)))
+    streamed(90, checkpoint=tmp_path)
+    streamed(90, checkpoint=tmp_path)  # writes its last step anew
+    assert len(removed) > 3
+    assert not [name for name in removed if name.startswith("step-")]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step-000000000080", "step-000000000090"]
+    with pytest.raises(tl.TorchleapError, match="keep must be a whole number"):
+        Checkpoints(tmp_path, keep=0)
 
 
 def test_an_index_that_would_run_code_is_not_read(tmp_path: Path) -> None:
@@ -244,6 +260,66 @@ def test_a_full_disk_leaves_the_checkpoints_before(tmp_path: Path, how: str) -> 
         assert "cannot be written" in text
         assert "Those before it are whole" in text
     assert [path.name for path in (folder / "state").iterdir()] == ["step-000000000020"]
+
+
+class Reads(Hook):
+    """Has a state and is the first rank's alone; it reads rows of the table that its rank does not learn from."""
+
+    first_rank_alone = True
+
+    def after_step(self, run: Run) -> None:
+        if run.step % 7 == 0:
+            with torch.no_grad():
+                run.model(torch.arange(150))
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"id": "run 1"}
+
+
+class Ids(Endless):
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        for x, y in super().__iter__():
+            yield (x[:, 0] * 40 + 75).clamp(0, 149).long(), y
+
+
+def table(steps: int, folder: Path | None) -> Tensor:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Embedding(150, 1, sparse=True), nn.Flatten(0))
+    training = Training(epochs=1, steps=steps, lr=1e-2, checkpoint_steps=50)
+    tl.stream(model, Ids(), training, hooks=[Reads()], checkpoint=folder)
+    return model[0].weight.detach()
+
+
+def read_between(folder: Path) -> None:
+    whole = table(100, None)
+    table(50, folder / "state")
+    keep(folder, [whole, table(100, folder / "state")])
+
+
+def test_rows_that_one_rank_has_read_are_saved_with_where_they_stand(tmp_path: Path) -> None:
+    for whole, resumed in run(read_between, tmp_path):
+        torch.testing.assert_close(whole, resumed, atol=1e-5, rtol=0)
+
+
+def silent_writer(folder: Path) -> None:
+    """The second rank stops answering while a checkpoint is written in the background."""
+    write = FileSystemWriter.write_data
+
+    def stop_then_write(self: Any, *rest: Any) -> Any:
+        if os.environ["RANK"] == "1":
+            os.kill(os.getpid(), signal.SIGSTOP)
+        return write(self, *rest)
+
+    FileSystemWriter.write_data = stop_then_write  # type: ignore[method-assign]
+    streamed(100, checkpoint=folder / "state", background=True)
+
+
+def test_nor_than_that_while_a_checkpoint_is_written(tmp_path: Path) -> None:
+    processes = start(silent_writer, tmp_path, wait=6.0)
+    code, text = finish(processes[:1], within=60)[0]
+    processes[1].kill()
+    assert code == 1
+    assert "lost another one" in text
 
 
 def silent(folder: Path) -> None:

@@ -9,11 +9,14 @@ from typing import Any
 import pytest
 import torch
 from torch.distributed import get_rank
+from torch.utils.data import DataLoader
 
 import torchleap as tl
 from torchleap import models
 from torchleap.data import task as task_module
-from torchleap.train import Hook, Run, Training, evaluate, fit
+from torchleap.data.task import Batches
+from torchleap.methods.base import without_end
+from torchleap.train import Hook, Run, Training, TrainingError, evaluate, fit
 
 from ..test_train import KINDS, clicks
 from .ranks_of import finish, keep, run, start
@@ -180,6 +183,36 @@ def test_a_rank_without_rows_is_refused(tmp_path: Path) -> None:
     for code, text in finish(start(too_many_ranks, tmp_path)):
         assert code == 1
         assert "Expected rows for each of 2 ranks" in text
+
+
+def test_a_share_that_another_number_of_ranks_has_passed_ends_its_epoch(tmp_path: Path) -> None:
+    rows = task_in(tmp_path).train
+    place = Batches(rows, 139, shuffle=True, seed=0, shard=(0, 1), together=True)
+    assert (len(rows), len(place)) == (1_600, 12)
+    half = Batches(rows, 139, shuffle=True, seed=0, shard=(0, 2), together=True)
+    assert len(half) == 12
+    half.load_state_dict({**place.state_dict(), "position": 13})
+    assert list(half) == []
+    assert half.epoch == 1
+
+
+def test_workers_of_a_loader_end_together_on_all_ranks(tmp_path: Path) -> None:
+    rows = task_in(tmp_path).train
+    shares = [Batches(rows, 1_599, shuffle=True, seed=0, shard=(number, 3), together=True) for number in range(3)]
+    counts = [len(list(DataLoader(share, batch_size=None, num_workers=1))) for share in shares]
+    assert counts == [1, 1, 1]
+
+
+def test_too_few_validation_rows_for_the_ranks_are_refused(tmp_path: Path) -> None:
+    rows = task_in(tmp_path).valid
+    few = Batches(rows, len(rows), shuffle=True, seed=0, shard=(0, len(rows) - 1), together=True)
+    with pytest.raises(TrainingError, match="validation rows for the gates to learn from on each of"):
+        next(without_end(few))
+
+
+def test_a_folder_that_is_not_there_is_told_before_the_first_step(tmp_path: Path) -> None:
+    with pytest.raises(TrainingError, match="Expected a folder for the checkpoint"):
+        trained(task_in(tmp_path), checkpoint=tmp_path / "none" / "run.ckpt")
 
 
 def looked_at(folder: Path) -> None:

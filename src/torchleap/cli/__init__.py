@@ -99,8 +99,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 130
     except Exception as error:
         sentence = _sentence(error)
-        if sentence is not None and _is_another_rank() and not getattr(error, "__notes__", ()):
-            return 2  # it is not alone in that: the first rank says the same
+        if sentence is not None and _is_under_torchrun() and os.environ["LOCAL_RANK"] != "0" and not hasattr(error, "__notes__"):
+            return 2  # it is not alone in that: the first rank of its machine says the same
         if sentence is None or "--debug" in words:
             traceback.print_exc()
         told = sentence or "This is a mistake in torchleap; please report it with the lines above."
@@ -110,7 +110,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _is_another_rank() -> bool:
     """Whether torchrun has started this process beside the first, which talks to the user."""
-    return os.environ.get("RANK", "0") != "0"
+    return _is_under_torchrun() and os.environ.get("RANK", "0") != "0"
+
+
+def _is_under_torchrun() -> bool:
+    return "LOCAL_RANK" in os.environ
 
 
 def _sentence(error: Exception) -> str | None:

@@ -161,12 +161,13 @@ def _check_rule(rules: Mapping[str, float | None]) -> None:
 @contextmanager
 def _kept(context: typer.Context, out: Path) -> Iterator[None]:
     """Tell how to go on with a run that is broken off, or whose rule keeps no field."""
+    from .. import ranks
     from ..selecting import is_saved
 
     try:
         yield
     except KeyboardInterrupt:
-        if is_saved(out / STATE):
+        if ranks.is_first() and is_saved(out / STATE):
             Console(stderr=True).print(
                 f"Saved; go on with: {_command(context, '--resume')}", markup=False, highlight=False, emoji=False, soft_wrap=True
             )
@@ -180,7 +181,9 @@ def _kept(context: typer.Context, out: Path) -> Iterator[None]:
 def _command(context: typer.Context, *more: str) -> str:
     """What was called, to be called again."""
     words = [word for word in context.obj["words"] if word not in ("--resume", "--force")]
-    return shlex.join(["torchleap", *words, *more])
+    count = os.environ.get("WORLD_SIZE", "1") if "LOCAL_RANK" in os.environ else "1"
+    program = ["torchleap"] if count == "1" else ["torchrun", f"--nproc-per-node={count}", "-m", "torchleap.cli"]
+    return shlex.join([*program, *words, *more])
 
 
 def _write(context: typer.Context, decision: Decision, out: Path) -> None:

@@ -405,7 +405,7 @@ class Batches(IterableDataset[Batch]):
         return self._of_epoch()
 
     def _of_epoch(self) -> Iterator[Batch]:
-        for batch in islice(self._batches(0, 1), len(self) - self.position):
+        for batch in islice(self._batches(0, 1), self._ahead()):
             self.position += 1
             yield batch
         self._own_epochs, self.position = self._own_epochs + 1, 0
@@ -414,8 +414,12 @@ class Batches(IterableDataset[Batch]):
         """Every count-th batch. An epoch is behind us when all workers have ended it: a loop that was left counts for nothing."""
         self._ended[-1] = count
         ended = self._ended_by_workers() + 1
-        yield from self._batches(number, count)
+        yield from islice(self._batches(number, count), len(range(number, self._ahead(), count)))
         self._ended[number] = ended
+
+    def _ahead(self) -> int:
+        """Batches of this epoch that are before us; another number of shards may have had more."""
+        return max(0, len(self) - self.position)
 
     def _batches(self, number: int, count: int) -> Iterator[Batch]:
         return self._from_memory(number, count) if self.memory else self._from_disk(number, count)

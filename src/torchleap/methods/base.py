@@ -93,7 +93,10 @@ def valid_batches(search: Search) -> Batches:
 
 def without_end(batches: Batches) -> Iterator[Batch]:
     """Epoch after epoch; a batch of one row, which cannot be shuffled or normalised, is left out."""
-    if len(batches.rows) < 2:
-        raise TrainingError("Expected at least two validation rows for the gates to learn from, but found one.")
+    if len(batches.rows) < 2 or not len(batches):
+        of = f" on each of {batches.shard[1]} ranks" if batches.shard[1] > 1 else ""
+        raise TrainingError(
+            f"Expected at least two validation rows for the gates to learn from{of}, but found {len(batches.rows)} in all."
+        )
     while True:
         yield from (batch for batch in batches if len(batch) > 1)
