@@ -41,9 +41,11 @@ class Stream:
             yield x.chunk(ranks.count())[ranks.rank()], y.chunk(ranks.count())[ranks.rank()]
 
     def state_dict(self) -> dict[str, Any]:
+        """Where it stands."""
         return {"place": self.place}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on."""
         self.place = state["place"]
 
 
@@ -55,6 +57,7 @@ class Ranker(nn.Module):
         self.deep = nn.Sequential(nn.Linear(sum(FIELDS.values()), 32), nn.ReLU(), nn.Linear(32, 1))
 
     def forward(self, x: Tensor) -> Tensor:
+        """Of each row."""
         log_odds: Tensor = self.deep(x)[:, 0]
         return log_odds
 
@@ -63,6 +66,7 @@ class Windows(Watcher):
     """Prints each window."""
 
     def after_look(self, run: Run, record: dict[str, float]) -> None:
+        """The AUC on rows not learnt from yet, and the gates."""
         gates = " ".join(f"{name} {record[f'gate_{name}']:.2f}" for name in FIELDS)
         print(f"step {run.step:>6,}  AUC {record['valid_auc']:.3f}  {gates}", flush=True)
 
