@@ -1,12 +1,16 @@
-"""Real processes for tests: each rank runs one function of the test's module."""
+"""Real processes for tests: each rank runs one function of the test's module.
 
-import importlib
+They are forked from a server that has imported torch and the tests once: an import takes seconds, and there are many ranks.
+"""
+
 import os
+import signal
 import socket
-import subprocess
 import sys
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
 from datetime import timedelta
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -14,26 +18,75 @@ import torch
 
 WAIT = 20.0  # seconds that a rank waits for the others
 ROOT = Path(__file__).parents[2]
+TESTS = ("gates", "scale", "sharded", "streaming", "train")
+SERVER = get_context("forkserver")
+SERVER.set_forkserver_preload([f"{__package__}.test_{name}" for name in TESTS])
 
 
-def start(function: Callable[..., None], folder: Path, *, ranks: int = 2, wait: float = WAIT) -> list[subprocess.Popen[str]]:
+class Rank:
+    """A process."""
+
+    def __init__(self, function: Callable[..., None], folder: Path, settings: dict[str, str], port: int, wait: float) -> None:
+        self.told = folder / f"told-{os.getpid()}-{time.monotonic_ns()}"
+        self.process = SERVER.Process(target=_run, args=(function, folder, settings, port, wait, self.told))
+        self.process.start()
+
+    def send_signal(self, number: signal.Signals) -> None:
+        assert self.process.pid is not None
+        os.kill(self.process.pid, number)
+
+    def kill(self) -> None:
+        self.process.kill()
+
+    def poll(self) -> int | None:
+        return self.process.exitcode
+
+    def end(self, within: float) -> tuple[int, str]:
+        """Exit code and standard error."""
+        self.process.join(within)
+        code = self.process.exitcode
+        assert code is not None, f"still there after {within} s: {self._text()}"
+        text = self._text()
+        self.told.unlink(missing_ok=True)
+        return code, text
+
+    def _text(self) -> str:
+        return self.told.read_text(errors="replace") if self.told.exists() else ""
+
+
+def _run(function: Callable[..., None], folder: Path, settings: dict[str, str], port: int, wait: float, told: Path) -> None:
+    with told.open("w") as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+    sys.stdout, sys.stderr = os.fdopen(1, "w", closefd=False), os.fdopen(2, "w", buffering=1, closefd=False)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    os.environ.update(settings)
+    torch.set_num_threads(1)
+    torch.distributed.init_process_group(
+        "gloo",
+        init_method=f"tcp://127.0.0.1:{port}",
+        rank=int(settings["RANK"]),
+        world_size=int(settings["WORLD_SIZE"]),
+        timeout=timedelta(seconds=wait),
+    )
+    function(folder)
+    torch.distributed.destroy_process_group()
+
+
+def start(function: Callable[..., None], folder: Path, *, ranks: int = 2, wait: float = WAIT) -> list[Rank]:
     """Start `function(folder)` as so many ranks of one gloo job."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    call = [sys.executable, "-m", __name__, function.__module__, function.__name__, str(folder), str(port), str(wait)]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "WORLD_SIZE": str(ranks), "PYTHONPATH": str(ROOT)}
-    pipes: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "cwd": ROOT}
-    return [subprocess.Popen(call, env={**environment, "RANK": str(rank)}, **pipes) for rank in range(ranks)]
+    return [Rank(function, folder, {"WORLD_SIZE": str(ranks), "RANK": str(rank)}, port, wait) for rank in range(ranks)]
 
 
-def finish(processes: list[subprocess.Popen[str]], *, within: float = 120.0) -> list[tuple[int, str]]:
+def finish(processes: Sequence[Rank], *, within: float = 120.0) -> list[tuple[int, str]]:
     """Exit code and standard error of each rank; none may hang."""
     try:
-        told = [process.communicate(timeout=within)[1] for process in processes]
+        return [process.end(within) for process in processes]
     finally:
         for process in processes:
             process.kill()
-    return [(process.returncode, text) for process, text in zip(processes, told, strict=True)]
 
 
 def run(function: Callable[..., None], folder: Path, *, ranks: int = 2, wait: float = WAIT) -> list[Any]:
@@ -46,17 +99,3 @@ def run(function: Callable[..., None], folder: Path, *, ranks: int = 2, wait: fl
 def keep(folder: Path, value: Any) -> None:
     """Save what `run` returns of this rank."""
     torch.save(value, folder / f"{os.environ['RANK']}.pt")
-
-
-if __name__ == "__main__":
-    module, name, folder, port, wait = sys.argv[1:]
-    torch.set_num_threads(1)
-    torch.distributed.init_process_group(
-        "gloo",
-        init_method=f"tcp://127.0.0.1:{port}",
-        rank=int(os.environ["RANK"]),
-        world_size=int(os.environ["WORLD_SIZE"]),
-        timeout=timedelta(seconds=float(wait)),
-    )
-    getattr(importlib.import_module(module), name)(Path(folder))
-    torch.distributed.destroy_process_group()

@@ -244,7 +244,7 @@ class Fill(Hook):
     def after_step(self, run: Run) -> None:
         if run.step == 25:
             signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-            resource.setrlimit(resource.RLIMIT_FSIZE, (500, 500))
+            resource.setrlimit(resource.RLIMIT_FSIZE, (12_000, 12_000))
 
 
 def fills_the_disk(folder: Path) -> None:

@@ -159,7 +159,7 @@ def full_disk(folder: Path) -> None:
         def after_step(self, run: Run) -> None:
             if run.step == 5:
                 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-                resource.setrlimit(resource.RLIMIT_FSIZE, (1_000, 1_000))
+                resource.setrlimit(resource.RLIMIT_FSIZE, (12_000, 12_000))
 
     trained(task_in(folder), hooks=[Fill()], checkpoint=folder / "run.ckpt")
 
