@@ -45,7 +45,9 @@ def test_readme(monkeypatch, tmp_path, capsys):
     assert (tmp_path / "small" / "manifest.json").exists()
 
 
-@pytest.mark.parametrize("path", ["docs/attach.md", "docs/pruning.md", "docs/data.md", "docs/training.md", "docs/methods.md"])
+@pytest.mark.parametrize(
+    "path", ["docs/attach.md", "docs/pruning.md", "docs/data.md", "docs/training.md", "docs/methods.md", "docs/drift.md"]
+)
 def test_docs(path, monkeypatch, tmp_path, capsys):
     assert blocks(path, "python")
     namespace, _ = run(path, monkeypatch, tmp_path, capsys)
