@@ -29,6 +29,7 @@ ROOMS = (
     "plugin",
     "data",
     "models",
+    "pacing",
     "stepping",
     "train",
     "checkpoints",

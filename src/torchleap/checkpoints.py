@@ -104,6 +104,10 @@ class Checkpoints:
             tensors[f"shared.{PLAIN}"] = _as_bytes({"ranks": ranks.count(), "state": plain["shared"]})
         return tensors
 
+    def is_written(self) -> bool:
+        """Whether what was begun in the background is done, or has failed: `wait` then tells at once."""
+        return self._writing is not None and bool(self._writing[0].done())
+
     def wait(self) -> None:
         """Until what is written in the background is there."""
         if self._writing is None:

@@ -92,7 +92,8 @@ def is_of_another_rank(error: Exception) -> bool:
     """Whether it says that another rank is gone or silent."""
     words = ("connection closed by peer", "connection reset", "timed out", "timeout", "broken pipe", "aborted", "closed the conn")
     told = str(error).lower()
-    return isinstance(error, dist.DistError) or (("gloo" in told or "nccl" in told) and any(word in told for word in words))
+    named = "gloo" in told or "nccl" in told
+    return isinstance(error, dist.DistError) or "pair closure" in told or (named and any(word in told for word in words))
 
 
 def total(tensor: Tensor, group: Any = None) -> Tensor:

@@ -21,6 +21,7 @@ from .data.task import Task
 from .errors import TorchleapError, is_number, is_whole, refuse_settings
 from .gates import LeAP
 from .lazy_adam import LazyAdam
+from .pacing import Pace
 
 Metric = Literal["auc", "gauc", "log_loss"]
 Schedule = Literal["constant", "cosine", "linear"]
@@ -48,7 +49,7 @@ class Training:
         precision: "bfloat16" computes in mixed precision.
         compile: Compile the model with torch.compile.
         time_limit: Seconds after which it stops with the best so far.
-        checkpoint_steps: Steps between two checkpoints, and likewise checkpoint_minutes.
+        checkpoint_steps: Steps between two checkpoints, and likewise checkpoint_minutes: a kill loses at most that.
     """
 
     batch: int = 4096
@@ -316,6 +317,7 @@ class Loop:
 
     Args:
         saves: Whether there are checkpoints: Ctrl-C then waits for one.
+        background: Whether they are written while training goes on.
     """
 
     def __init__(
@@ -324,20 +326,22 @@ class Loop:
         hooks: Sequence[Hook],
         *,
         saves: bool,
+        background: bool = False,
         optimizers: Sequence[Optimizer] | None = None,
         loss: Loss = of_log_odds,
     ) -> None:
         self.run = run
         self.saves = saves
+        self.background = background
         torch.manual_seed(run.training.seed + ranks.rank())
         self.stepper = Stepper(run, hooks, optimizers=optimizers, loss=loss)
         self.interrupted = False
         self.started: float | None = time.monotonic()
-        self.last_saved = time.monotonic()
 
     def run_to_its_end(self) -> Run:
         """Train; a run that was loaded as finished is not gone on with."""
-        run = self.run
+        run, every = self.run, self.run.training
+        self.pace = Pace(every.checkpoint_steps, every.checkpoint_minutes, step=run.step, background=self.background)
         try:
             for hook in self.stepper.hooks:
                 hook.at_start(run)
@@ -362,9 +366,7 @@ class Loop:
     def _asks(self) -> tuple[bool, bool, bool]:
         training = self.run.training
         late = training.time_limit is not None and self.seconds() > training.time_limit
-        steps, minutes = training.checkpoint_steps, training.checkpoint_minutes
-        due = steps is not None and (self.run.step + 1) % steps == 0
-        return self.interrupted, late, due or (minutes is not None and time.monotonic() - self.last_saved > 60 * minutes)
+        return self.interrupted, late, self.saves and self.pace.is_due(self.run.step + 1)
 
     def tell(self, metrics: dict[str, float]) -> None:
         """Add a look to the history, and show it to the hooks."""

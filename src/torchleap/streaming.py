@@ -2,7 +2,6 @@
 
 import math
 import os
-import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -51,7 +50,7 @@ def stream(
         training: Its batch, epochs, patience and metric play no part.
         optimizers: Of the model; None is Adam, see `optimizers_for`.
         checkpoint: A folder that all ranks reach: the latest checkpoint there is gone on from, and new ones are saved there.
-        background: Write checkpoints while the training goes on.
+        background: Write checkpoints while the training goes on. They begin earlier, so that a kill loses no more than without.
         keep: How many checkpoints to keep.
     """
     training = training or Training(epochs=1)
@@ -115,7 +114,14 @@ class _Stream(Loop):
         loss: Loss,
         saved: Checkpoints | None,
     ) -> None:
-        super().__init__(Run(model, None, training), hooks, saves=saved is not None, optimizers=optimizers, loss=loss)
+        super().__init__(
+            Run(model, None, training),
+            hooks,
+            saves=saved is not None,
+            background=saved is not None and saved.background,
+            optimizers=optimizers,
+            loss=loss,
+        )
         self.batches = batches
         self.checkpoints = saved
         self.predicted: list[tuple[Tensor, Tensor]] = []  # labels and log odds, since the last look
@@ -147,12 +153,14 @@ class _Stream(Loop):
                 run.stopped = f"the time limit of {training.time_limit:g} seconds"
             elif due and not stop:
                 self._save()
+            else:
+                self._follow_the_writing()
             if stop:
                 break
         self.stop_the_clock()
         self.stepper.agree()
         self._save()
-        self._finish()
+        self._wait()
         if stop or (self.interrupted and ranks.count() == 1):
             raise KeyboardInterrupt
 
@@ -200,13 +208,20 @@ class _Stream(Loop):
 
     def _save(self) -> None:
         if self.checkpoints is not None:
+            self._wait()
             self.stepper.agree()  # any rank may write what all have
             self.checkpoints.save(self.run.step, self._shared(), self._own())
-        self.last_saved = time.monotonic()
+            self.pace.begin(self.run.step)
 
-    def _finish(self) -> None:
+    def _follow_the_writing(self) -> None:
+        """Wait for a checkpoint that is not there at the end of the interval; each rank for its own part."""
+        if self.checkpoints is not None and (self.checkpoints.is_written() or self.pace.must_wait(self.run.step)):
+            self._wait()
+
+    def _wait(self) -> None:
         if self.checkpoints is not None:
             self.checkpoints.wait()
+            self.pace.finish(self.run.step)
 
     def _resume(self, path: Path) -> None:
         assert self.checkpoints is not None

@@ -1,7 +1,6 @@
 """fit: training on a task, epoch by epoch, until nothing gets better. For a stream without an end see `streaming`."""
 
 import os
-import time
 from collections.abc import Sequence
 from dataclasses import asdict
 from functools import partial
@@ -199,7 +198,7 @@ class _Loop(Loop):
         with ranks.first_before_others():
             if ranks.is_first():
                 self._write(path, random)
-        self.last_saved = time.monotonic()
+        self.pace.begin(self.run.step)
 
     def _write(self, path: Path, random: list[Tensor]) -> None:
         run = self.run
