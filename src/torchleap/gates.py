@@ -112,7 +112,7 @@ class LeAP(Together):
         self.passed: dict[str, Any] = {}  # with several sites: what each received and returned in this pass
         self.train_gradient: Tensor | None = None  # of theta, within Plugin.held_out(): what train rows said before
         self.held_out = False  # whether only the gates learn, see Plugin.held_out()
-        self._turns = {}
+        self._turns, self._unheard = {}, {}
         self._protects = False  # whether any field is protected
         self.probe: Tensor | None = None  # (G,) zeros that collect the gradient of the shares in a probe, see drift.py
         self._mask: Tensor | None = None  # (D,) bool, set by masked()
@@ -220,6 +220,7 @@ class LeAP(Together):
         """The permutation divergence of each gate, averaged over steps, (G,)."""
         seen = self._weight_seen()
         # NOTE[PAPER] "mean" is the paper's form. A gate's gradient noise grows with the root mean square, see docs/theory.md.
+        self._hear()
         average = self.distance / seen if self.divergence == "mean" else (self.square / seen).sqrt()
         if not self.normalize:
             return average
@@ -229,10 +230,12 @@ class LeAP(Together):
 
     def sparsity(self) -> Tensor:
         """The share of rows at each gate's most common value, (G,)."""
+        self._hear()
         return self.common / self._weight_seen()
 
     def means(self) -> Tensor:
         """The running mean of each column, (D,)."""
+        self._hear()
         return self.mean / self._weight_seen()[self.column_gate]
 
     def weights(self) -> Tensor:
@@ -264,6 +267,7 @@ class LeAP(Together):
     def scores(self) -> dict[str, float]:
         """Each field's gate as a plain float, in field order."""
         fields = self.known_fields()
+        self._hear()
         self._refuse_nonfinite(torch.stack([self.distance, self.square]), slice(0, len(self.distance)))
         return dict(zip(fields.names, self.gate().detach()[self.field_gate].tolist(), strict=True))
 
@@ -392,11 +396,13 @@ class LeAP(Together):
                 return tensor.to(converted.device)
             return converted
 
+        self._hear()
         super()._apply(convert, recurse)  # type: ignore[no-untyped-call]
         return self
 
     def __getstate__(self) -> dict[str, Any]:
         """Copies take along neither the tensors of an unfinished pass nor a probe or mask, which ends with its batch."""
+        self._hear()
         return {**self.__dict__, "passed": {}, "probe": None, "_mask": None, "process_group": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -411,6 +417,10 @@ class LeAP(Together):
 
     def set_extra_state(self, state: Tensor) -> None:
         """Nothing to do: `_load_from_state_dict` has read it."""
+
+    def _save_to_state_dict(self, *rest: Any) -> None:
+        self._hear()
+        super()._save_to_state_dict(*rest)
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
         saved = state_dict.get(f"{prefix}_extra_state")
@@ -427,6 +437,7 @@ class LeAP(Together):
                 error_msgs.append(f"The checkpoint's gates belong to {fields}, but {self.place} has {self.arriving}.")
                 return
         self._warm_up_ahead = self.warmup > 0
+        self._hear()
         self._turns = {}
         super()._load_from_state_dict(state_dict, prefix, *rest)
 

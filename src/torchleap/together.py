@@ -3,9 +3,11 @@
 import json
 import math
 import zlib
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch._compile import _disable_dynamo  # as torch.compiler.disable, without importing the compiler, which takes a second
 from torch.nn.parallel import DistributedDataParallel
@@ -35,6 +37,7 @@ class Together(nn.Module):
     place: str
     fields: Fields | None
     _turns: dict[int, int]  # the steps of each site, by its first column
+    _unheard: dict[int, Callable[[], None]]  # by the first column of a site: waits for all ranks' statistics and takes them over
 
     if TYPE_CHECKING:
 
@@ -49,6 +52,7 @@ class Together(nn.Module):
 
         In one collective of 32 bytes a gate: the statistics, the rows, and the means of as many columns as fit, by turns.
         """
+        self._unheard.pop(columns.start, _nothing)()
         turn = self._turn(columns, gates)
         averages, mean, steps = [getattr(self, name) for name in AVERAGES], self.mean, self.steps
         if columns != slice(0, len(mean)):  # one of several sites
@@ -66,17 +70,38 @@ class Together(nn.Module):
         else:
             own = [mixed.statistics.flatten(), mixed.mean[part], mixed.mean.new_ones(1)]
             sent = rows * torch.cat([value.to(mean.dtype) for value in own])
-        ranks.total(sent, self.process_group)
-        sent = sent / sent[-1]
-        found, means = sent[: 4 * len(steps)].view(4, -1), sent[4 * len(steps) : -1]
-        # elsewhere it would stall the step: scores() asks
-        if sent.device.type == "cpu" and not math.isfinite(found.sum().item()):
-            self._refuse_nonfinite(found, gates)
-        weight = self._weight_of(self.sync_every, seen)
-        torch._foreach_mul_(averages, kept * (1 - weight))
-        torch._foreach_add_(averages, found.unbind(), alpha=weight * seen)
-        weight = self._weight_of(self.sync_every * parts, seen)
-        mean[part].mul_(1 - weight).add_(means, alpha=weight * seen)
+        asked = dist.all_reduce(sent, group=self.process_group, async_op=True)
+
+        def add() -> None:
+            asked.wait()
+            mean_row = sent / sent[-1]
+            found, means = mean_row[: 4 * len(steps)].view(4, -1), mean_row[4 * len(steps) : -1]
+            # elsewhere it would stall the step: scores() asks
+            if sent.device.type == "cpu" and not math.isfinite(found.sum().item()):
+                self._refuse_nonfinite(found, gates)
+            weight = self._weight_of(self.sync_every, seen)
+            torch._foreach_mul_(averages, kept * (1 - weight))
+            torch._foreach_add_(averages, found.unbind(), alpha=weight * seen)
+            weight = self._weight_of(self.sync_every * parts, seen)
+            mean[part].mul_(1 - weight).add_(means, alpha=weight * seen)
+
+        self._unheard[columns.start] = add
+        if mixed is not None and mixed.output.requires_grad:
+            # the first to need what the slowest rank has to tell
+            mixed.output.register_hook(lambda _: self._hear())  # type: ignore[no-untyped-call]
+        else:
+            self._hear()
+
+    def _hear(self) -> None:
+        """Take over what all ranks have told of their last step; wait for it if need be."""
+        if self._unheard:  # else nothing that a compiler would have to stop at
+            self._take_over()
+
+    @torch.no_grad()
+    @_disable_dynamo
+    def _take_over(self) -> None:
+        while self._unheard:
+            self._unheard.popitem()[1]()
 
     def measure_nothing(self, columns: slice | None = None) -> None:
         """Take part in the other ranks' step without rows of one's own, see `Plugin.join`."""
@@ -138,6 +163,10 @@ class Together(nn.Module):
         turn = int(self.steps[gates].max()) if turn is None else turn
         self._turns[columns.start] = turn + 1
         return turn
+
+
+def _nothing() -> None:
+    pass
 
 
 def wrapped(number: int) -> int:

@@ -1,5 +1,6 @@
 """Gates on several ranks: real processes, gloo."""
 
+import copy
 import os
 from pathlib import Path
 from typing import Any
@@ -89,6 +90,35 @@ def test_two_halves_are_one_batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
             torch.testing.assert_close(one[name], whole[name], atol=1e-6, rtol=1e-5)
         assert step or torch.allclose(one["mean"], whole["mean"], atol=1e-6)
     assert (first[-1]["theta"][0] - first[0]["theta"][0]).abs() > 0.1  # the gates have moved at all
+
+
+def read_between(folder: Path) -> None:
+    """What is read between forward and backward, where the other rank's statistics may still be under way."""
+    reads = {
+        "prices": lambda gates: gates.weights(),
+        "sparsity": lambda gates: gates.sparsity(),
+        "means": lambda gates: gates.means(),
+        "saved": lambda gates: gates.state_dict()["square"].clone(),
+        "copied": lambda gates: copy.deepcopy(gates).square,
+        "moved": lambda gates: gates.double().square.float(),
+        "evaluated": lambda gates: gates.eval()(own(rows(1)[0]))[:, :1].mean(),
+    }
+    found = {}
+    for name, read in reads.items():
+        torch.manual_seed(0)
+        early, late = tl.LeAP(FIELDS, seed=0, init=-10.0), tl.LeAP(FIELDS, seed=0, init=-10.0)
+        for step in range(3):
+            early(own(rows(step)[0]))
+            late(own(rows(step)[0])).sum().backward()
+        found[name] = [read(early).detach(), read(late).detach()]
+    keep(folder, found)
+
+
+def test_whoever_reads_statistics_before_backward_hears_all_ranks(tmp_path: Path) -> None:
+    first, second = run(read_between, tmp_path)
+    for name, (early, late) in first.items():
+        assert torch.equal(early, late), name
+        assert name == "evaluated" or torch.equal(early, second[name][0]), name
 
 
 def own_permutations(folder: Path) -> None:
@@ -243,7 +273,8 @@ def nan_on_one(folder: Path) -> None:
     x = rows(0)[0]
     if get_rank() == 1:
         x[3, 42] = torch.nan
-    tl.LeAP(FIELDS)(x)
+    model, _ = model_with_gates()
+    DistributedDataParallel(model)(x).sum().backward()
 
 
 def test_a_nan_on_one_rank_is_told_by_all(tmp_path: Path) -> None:
