@@ -77,6 +77,17 @@ def test_it_is_adam_for_longer_than_its_window(way):
     check(300, 4, 1200, 6, 0, torch.float64, 1e-5)
 
 
+def test_it_is_adam_when_steps_are_counted_from_0_again(way, monkeypatch):
+    monkeypatch.setattr(torchleap.lazy_adam, "LONGEST", 700)
+    check(40, 3, 1600, 6, 0, torch.float64, 1e-6)
+    sparse = twins(40, 3)[1]
+    lazy = LazyAdam([sparse])
+    train(sparse, lazy, batches(40, 1600, 6, 0))
+    state = lazy.state[sparse.weight]
+    assert (state["step"], state["base"]) == (1600, 1400)
+    assert len(state["reach"]) < 700  # as much as the steps since, and no more
+
+
 def test_it_is_nearly_adam_where_gradients_are_as_small_as_eps(way):
     check(300, 4, 400, 6, 0, torch.float64, 0.3, scale=1e-8)
 

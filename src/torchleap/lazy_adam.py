@@ -14,6 +14,7 @@ from . import ranks
 from .mix import native
 
 WINDOW = 512  # steps after which a row without gradients stands still: 0.9005 ** 512 is nothing
+LONGEST = 1 << 20  # steps that are counted before they are counted from 0 again: 16 bytes each
 
 
 class LazyAdam(Optimizer):
@@ -40,6 +41,7 @@ class LazyAdam(Optimizer):
             rows, width = weight.shape
             self.state[weight] = {
                 "step": 0,
+                "base": 0,  # the step from which the next two count
                 "moments": weight.new_zeros(rows, 2, width),  # the averages of the gradient and of its square, side by side
                 "last": torch.zeros(rows, dtype=torch.int32, device=weight.device),  # the step up to which a row has moved
                 "reach": torch.zeros(WINDOW, 2, dtype=torch.float64, device=weight.device),  # by such a step, see _reach_further
@@ -99,7 +101,7 @@ class LazyAdam(Optimizer):
     def _catch_up(self, weight: Tensor, rows: Tensor) -> None:
         """Move rows as if they had had gradients of 0 since their last step; a row may come more than once."""
         state, (beta1, beta2) = self.state[weight], self.param_groups[0]["betas"]
-        moments, last, now = state["moments"], state["last"], state["step"]
+        moments, last, now = state["moments"], state["last"], state["step"] - state["base"]
         if _is_native(weight):
             rows = rows.to(torch.int64).contiguous()
             tensors = (weight, moments, last, state["reach"])
@@ -118,6 +120,9 @@ class LazyAdam(Optimizer):
     def _step_one(self, weight: Tensor, state: dict[str, Any], group: dict[str, Any]) -> None:
         if weight.grad is not None and ranks.count() > 1:  # rows that other ranks have read, and this one has not
             self._catch_up(weight, weight.grad._indices()[0])
+        if state["step"] - state["base"] == LONGEST:
+            self._catch_up(weight, torch.arange(len(weight), device=weight.device))
+            state.update(base=state["step"], last=torch.zeros_like(state["last"]), reach=state["reach"].new_zeros(WINDOW, 2))
         state["step"] += 1
         beta1, beta2 = group["betas"]
         correction = math.sqrt(1 - beta2 ** state["step"])
@@ -131,7 +136,7 @@ class LazyAdam(Optimizer):
         self, weight: Tensor, gradient: Tensor, state: dict[str, Any], group: dict[str, Any], step: float, eps: float
     ) -> None:
         """Adam's step for the rows with a gradient."""
-        (beta1, beta2), moments, last, now = group["betas"], state["moments"], state["last"], state["step"]
+        (beta1, beta2), moments, last, now = group["betas"], state["moments"], state["last"], state["step"] - state["base"]
         if _is_native(weight):
             rows, values = gradient._indices()[0].contiguous(), gradient._values().contiguous()
             tensors = (values, weight, moments, last, self._first[weight])
@@ -151,7 +156,7 @@ class LazyAdam(Optimizer):
 
         In a step k after its last, a row with averages m and v moves by step * (b1**k m) / (sqrt(b2**k v) + eps).
         """
-        now = state["step"]
+        now = state["step"] - state["base"]
         if now >= len(state["reach"]):
             state["reach"] = torch.cat([state["reach"], torch.zeros_like(state["reach"])])
         window = state["reach"][max(0, now - WINDOW) : now]
