@@ -53,6 +53,8 @@ class Checkpoints:
         self._writing: tuple[Any, Path, Path] | None = None
         self._publishing = Lock()  # the thread that has written a checkpoint gives it its name, or else who waits for it
         several = ranks.count() > 1
+        if not several:  # PyTorch warns of that at every writing, also from its own thread, which no context reaches
+            warnings.filterwarnings("ignore", message="torch.distributed is disabled")
         # collectives of a thread must not come between those of the training
         self._group = dist.new_group(backend="gloo", timeout=ranks.timeout()) if several and background else None
 
@@ -81,16 +83,14 @@ class Checkpoints:
         try:
             if self.background:
                 copied = {key: tensor.detach().clone() for key, tensor in state.items()}
-                with warnings.catch_warnings(action="ignore"):
-                    future = async_save(
-                        copied, storage_writer=writer, planner=_planner(), process_group=self._group, no_dist=ranks.count() == 1
-                    )
+                future = async_save(
+                    copied, storage_writer=writer, planner=_planner(), process_group=self._group, no_dist=ranks.count() == 1
+                )
                 self._writing = (future, temporary, target)
                 if isinstance(future, Future):
                     future.add_done_callback(lambda done: self._publish(temporary, target) if not done.exception() else None)
                 return
-            with warnings.catch_warnings(action="ignore"):  # that there is one process
-                write_tensors(state, storage_writer=writer, planner=_planner(), no_dist=ranks.count() == 1)
+            write_tensors(state, storage_writer=writer, planner=_planner(), no_dist=ranks.count() == 1)
         except (Exception, CheckpointException) as error:
             self._fail(error, temporary, target)
         self._publish(temporary, target)
@@ -178,8 +178,7 @@ class Checkpoints:
             ) from error
 
     def _read(self, places: dict[str, Tensor], reader: "_Reader") -> None:
-        with warnings.catch_warnings(action="ignore"):  # that there is one process
-            read_tensors(places, storage_reader=reader, no_dist=ranks.count() == 1)
+        read_tensors(places, storage_reader=reader, no_dist=ranks.count() == 1)
 
 
 def _aside(path: Path) -> Path:
