@@ -110,6 +110,10 @@ def test_help_shows_an_example(capsys, words, example):
         (["bench", "--data", "truth@0", "--jobs", "9999", "--out", "OUT"], "9,999 jobs of 1 thread each are more than"),
         (["bench", "--data", "census", "--out", "OUT"], "census is not made but read: say where it lies, with --folder"),
         (["bench", "roi", "--pruned", "1.5", "--out", "OUT"], "a share must be at least 0 and below 1, but is 1.5"),
+        (
+            ["bench", "roi", "--schedule", "steep", "--out", "OUT"],
+            "schedule must be one of constant, cosine, linear, but is 'steep'",
+        ),
         (["bench", "roi", "--pruned", "some", "--out", "OUT"], "--pruned must be numbers"),
         (["bench", "stpwise"], "No such command 'stpwise'"),
         (["bench", "--data", "ml-1m", "stepwise", "--out", "OUT"], "Expected --data behind stepwise, but found it before"),
@@ -341,6 +345,7 @@ def test_roi_from_the_command_line(place, capsys, monkeypatch, seeds):
     assert {path.name for path in (place / f"roi{seeds}").iterdir()} == FILES
     settings = json.loads((place / f"roi{seeds}" / "report.json").read_text())["settings"]
     assert (settings["pruned"], settings["steps"], settings["search_seeds"]) == ([0.1, 0.5], 2, seeds)
+    assert settings["training"]["schedule"] == "cosine"
     assert not {"shares", "retrain_seeds"} & settings.keys()  # of the grid, but not of this table
 
 

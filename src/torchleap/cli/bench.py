@@ -128,6 +128,7 @@ def bench_roi(
     threads: Threads = 1,
     batch: Batch = None,
     epochs: Epochs = 1,
+    schedule: Annotated[str, typer.Option(help="Of the learning rate: constant, cosine or linear.")] = "cosine",
     json: Json = False,
 ) -> None:
     """What pruning shares of the dimensions costs, by method; on the industrial log, seen once, it is the paper's Table 3.
@@ -138,7 +139,7 @@ def bench_roi(
 
     _check_options(context, grid, data)
     own = [industrial_recipe(rows=rows, fields=fields, dims=dims)] if data is None and grid is None else []
-    chosen = _grid(grid, data, methods, models, label, group, batch, epochs, search_seeds=seeds, more=own)
+    chosen = _grid(grid, data, methods, models, label, group, batch, epochs, schedule, search_seeds=seeds, more=own)
     prunings = Prunings(shares=tuple(_numbers(pruned, "--pruned")), steps=steps)
     with _runner(context, out, jobs, threads, folder, json) as runner:
         found = roi(chosen, runner, prunings)
@@ -184,6 +185,7 @@ def _grid(
     group: str | None,
     batch: int | None,
     epochs: int,
+    schedule: str | None = None,
     more: Sequence[Recipe] = (),
     **settings: Any,
 ) -> Grid:
@@ -195,7 +197,8 @@ def _grid(
     if not words and not more:
         raise TorchleapError("Expected data sets: give --data ml-1m, or --grid GRID.toml.")
     recipes = [file_recipe(word, label, group) if Path(word).suffix else word for word in words]
-    training = {"epochs": epochs} | ({} if batch is None else {"batch": batch})
+    given = {"epochs": epochs, "batch": batch, "schedule": schedule}
+    training = {name: value for name, value in given.items() if value is not None}
     return Grid.of([*recipes, *more], listed(methods), listed(models), training=training, **settings)
 
 
