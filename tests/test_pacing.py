@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torchleap.pacing import Pace
+from torchleap.pacing import STEPS, Pace
 
 
 @pytest.fixture
@@ -20,19 +20,20 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
 
 
 def lost_at_each_step(pace: Pace, takes: int, steps: int = 200) -> tuple[list[int], int, int]:
-    """Steps that a kill during each step would lose, how many checkpoints were begun, and for how many training waited."""
-    whole, begun, done_at, losses, count, waits = 0, 0, None, [], 0, 0
+    """Steps that a kill at the end of each would lose, how many checkpoints were begun, and for how many training waited."""
+    whole, begun, losses, count, waits = 0, 0, [], 0, 0
     for step in range(1, steps + 1):
-        losses.append(step - 1 - whole)
-        written = done_at is not None and step >= done_at
-        if pace.is_due(step):
-            whole, begun, done_at, count = begun, step, step + takes, count + 1
-            pace.finish(step)
-            pace.begin(step)
-        elif done_at is not None and (written or pace.must_wait(step)):
-            waits += not written
-            whole, done_at = begun, None
-            pace.finish(step)
+        losses.append(step - whole)
+        due = pace.is_due(step) or (pace.writing and step >= begun + takes)
+        while due:
+            if pace.writing:
+                waits += step < begun + takes
+                whole = begun
+                pace.finish(step)
+            else:
+                begun, count = step, count + 1
+                pace.begin(step)
+            due = pace.is_due(step, by=[STEPS])
     return losses, count, waits
 
 
@@ -57,7 +58,7 @@ def test_in_the_foreground_one_interval_lies_between_two() -> None:
         if pace.is_due(step):
             pace.begin(step)
             due.append(step)
-        assert not pace.must_wait(step)
+        assert not pace.writing
     assert due == [10, 17, 24, 31, 38]
 
 
@@ -76,13 +77,30 @@ def test_minutes_count_as_steps_do(clock: Callable[[float], None]) -> None:
     assert pace.is_due(9)  # 50 seconds after the one before: 5 to write, as much again to be sure
     pace.begin(9)
     clock(9)
-    assert not pace.must_wait(10)
+    assert not pace.is_due(10)
     clock(1)
-    assert pace.must_wait(11)
+    assert pace.is_due(11)  # to be waited for
+
+
+def test_seconds_of_waiting_cannot_be_lost(clock: Callable[[float], None]) -> None:
+    """However long a writing takes, training goes on for half an interval between two of them."""
+    pace = Pace(None, 1.0, background=True)
+    trained, since, all_of_it = 0, 0, []
+    while trained < 600:
+        clock(1)
+        trained, since = trained + 1, since + 1
+        if pace.is_due(trained):
+            if pace.writing:
+                clock(300)
+                pace.finish(trained, waited=300)
+            else:
+                pace.begin(trained)
+                all_of_it.append(since)
+                since = 0
+    assert min(all_of_it) >= 30
 
 
 def test_without_an_interval_nothing_is_due(clock: Callable[[float], None]) -> None:
     pace = Pace(None, None, background=True)
     clock(1e6)
     assert not pace.is_due(10**6)
-    assert not pace.must_wait(10**6)

@@ -112,6 +112,7 @@ class LeAP(Together):
         self.passed: dict[str, Any] = {}  # with several sites: what each received and returned in this pass
         self.train_gradient: Tensor | None = None  # of theta, within Plugin.held_out(): what train rows said before
         self.held_out = False  # whether only the gates learn, see Plugin.held_out()
+        self.in_pass = False
         self._turns, self._unheard = {}, {}
         self._protects = False  # whether any field is protected
         self.probe: Tensor | None = None  # (G,) zeros that collect the gradient of the shares in a probe, see drift.py
@@ -403,7 +404,7 @@ class LeAP(Together):
     def __getstate__(self) -> dict[str, Any]:
         """Copies take along neither the tensors of an unfinished pass nor a probe or mask, which ends with its batch."""
         self._hear()
-        return {**self.__dict__, "passed": {}, "probe": None, "_mask": None, "process_group": None}
+        return {**self.__dict__, "passed": {}, "probe": None, "_mask": None, "process_group": None, "in_pass": False}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """A copy and an unpickled module have a theta of their own to guard."""

@@ -14,7 +14,7 @@ from . import ranks
 from .mix import native
 
 WINDOW = 512  # steps after which a row without gradients stands still: 0.9005 ** 512 is nothing
-LONGEST = 1 << 20  # steps that are counted before they are counted from 0 again: 16 bytes each
+LONGEST = (1 << 20) - 1  # steps that are counted before they are counted from 0 again: 16 bytes each
 
 
 class LazyAdam(Optimizer):
@@ -90,6 +90,7 @@ class LazyAdam(Optimizer):
         for weight, saved in zip(self.state, state_dict["state"].values(), strict=True):
             for name in ("last", "reach"):  # PyTorch has given them the weights' dtype
                 self.state[weight][name] = saved[name].to(weight.device, copy=True)
+            self.state[weight].setdefault("base", 0)  # of a state of before there was one
         self._settled = False
 
     @torch.no_grad()

@@ -2,6 +2,9 @@
 
 import math
 import time
+from collections.abc import Sequence
+
+STEPS, SECONDS = 0, 1
 
 
 class Pace:
@@ -26,16 +29,19 @@ class Pace:
         self.begun = self.whole = (float(step), time.monotonic())
         self.took: tuple[float, float] | None = None  # steps and seconds of the last writing
 
-    def is_due(self, step: int) -> bool:
-        """Whether a checkpoint has to be begun after this step."""
-        return any(
-            age >= limit - lead for age, limit, lead in zip(_since(self.begun, step), self.limits, self._lead(), strict=True)
-        )
+    @property
+    def writing(self) -> bool:
+        """Whether a checkpoint has been begun that is not whole."""
+        return self.whole != self.begun
 
-    def must_wait(self, step: int) -> bool:
-        """Whether another step without a whole checkpoint could lose more than the interval."""
-        age = _since(self.whole, step)
-        return self.whole != self.begun and any(age[unit] >= self.limits[unit] for unit in (0, 1))
+    def is_due(self, step: int, *, by: Sequence[int] = (STEPS, SECONDS)) -> bool:
+        """Whether after this step a checkpoint has to be begun or, if one is being written, waited for.
+
+        Args:
+            by: What counts. By steps all ranks say the same; their clocks differ.
+        """
+        age, lead = (_since(self.whole, step), (0.0, 0.0)) if self.writing else (_since(self.begun, step), self._lead())
+        return any(age[unit] >= self.limits[unit] - lead[unit] for unit in by)
 
     def begin(self, step: int) -> None:
         """A checkpoint of this step is being written."""
@@ -43,17 +49,17 @@ class Pace:
         if not self.background:
             self.whole = self.begun
 
-    def finish(self, step: int) -> None:
-        """It is whole, after this step."""
-        if self.whole != self.begun:
+    def finish(self, step: int, waited: float = 0.0) -> None:
+        """It is whole, after this step, for which training has stood still for so many seconds: these cannot be lost."""
+        if self.writing:
             self.took = _since(self.begun, step)
-            self.whole = self.begun
+            self.whole = self.begun = (self.begun[0], self.begun[1] + waited)
 
     def _lead(self) -> tuple[float, float]:
         """How much earlier than at the end of the interval to begin: half of it, until it is known how long a writing takes."""
         if not self.background:
             return 0.0, 0.0
-        steps, seconds = (limit // 2 if limit < math.inf else 0.0 for limit in self.limits)
+        steps, seconds = (limit / 2 if limit < math.inf else 0.0 for limit in self.limits)
         return (steps, seconds) if self.took is None else (min(steps, 2 * self.took[0] + 1), min(seconds, 2 * self.took[1]))
 
 

@@ -297,7 +297,7 @@ EXAMPLE_ROWS = 8
 
 
 class Whole:
-    """A hook on the whole model: it remembers a few rows, to try surgery on, and ends what the sites remember of a pass."""
+    """Hooks on the whole model: they keep a few rows, to try surgery on, and tell the gates where a pass begins and ends."""
 
     def __init__(self, sites: tuple[Site, ...], path: tuple[str, ...]) -> None:
         self.sites = sites
@@ -306,26 +306,40 @@ class Whole:
         self.handles: list[RemovableHandle] = []
 
     def hold(self, model: nn.Module) -> None:
-        """Register the hook."""
-        self.handles.append(model.register_forward_pre_hook(self.remember, with_kwargs=True))
-        if len(self.sites) > 1:
-            self.handles.append(model.register_forward_hook(self.forget))
+        """Register the hooks."""
+        self.handles.append(model.register_forward_pre_hook(self.begin, with_kwargs=True))
+        self.handles.append(model.register_forward_hook(self.end))
 
     def release(self, model: nn.Module) -> None:
-        """Remove the hook."""
+        """Remove the hooks."""
         for handle in self.handles:
             handle.remove()
 
-    def remember(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def begin(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Keep a few rows of the first batch."""
-        if self.example is None and not torch.compiler.is_compiling():
+        if torch.compiler.is_compiling():
+            return
+        if self.example is None:
             self.example = few_rows((args, kwargs))
+        if (gates := self._gates(model)) is not None:
+            gates.in_pass = True
 
-    def forget(self, model: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-        """Drop the tensors of this pass."""
-        gates = _walk(model, self.path)
-        if isinstance(gates, LeAP):
+    def end(self, model: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        """Drop the tensors of this pass, and hear what the other ranks have told in it."""
+        gates = self._gates(model)
+        if gates is None:
+            return
+        if len(self.sites) > 1:
             gates.passed = {}
+        if gates.in_pass:
+            gates.in_pass = False
+            gates._hear()
+
+    def _gates(self, model: nn.Module) -> LeAP | None:
+        with suppress(AttachError):  # a layer that was replaced has taken the gates along
+            gates = _walk(model, self.path)
+            return gates if isinstance(gates, LeAP) else None
+        return None
 
     def __getstate__(self) -> dict[str, Any]:
         """A copy, and above all a file, takes no rows of data along."""

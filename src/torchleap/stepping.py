@@ -366,7 +366,11 @@ class Loop:
     def _asks(self) -> tuple[bool, bool, bool]:
         training = self.run.training
         late = training.time_limit is not None and self.seconds() > training.time_limit
-        return self.interrupted, late, self.saves and self.pace.is_due(self.run.step + 1)
+        return self.interrupted, late, self._is_due()
+
+    def _is_due(self) -> bool:
+        """Whether a checkpoint is due after this step."""
+        return self.saves and self.pace.is_due(self.run.step + 1)
 
     def tell(self, metrics: dict[str, float]) -> None:
         """Add a look to the history, and show it to the hooks."""

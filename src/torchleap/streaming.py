@@ -2,6 +2,7 @@
 
 import math
 import os
+import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from . import ranks
 from .checkpoints import Checkpoints
 from .errors import MetricError
 from .metrics import auc, log_loss
+from .pacing import STEPS
 from .plugin import Plugin
 from .stepping import Hook, Loop, Loss, Run, Training, TrainingError, go_on_by_chance, of_log_odds
 
@@ -152,9 +154,7 @@ class _Stream(Loop):
             elif late:
                 run.stopped = f"the time limit of {training.time_limit:g} seconds"
             elif due and not stop:
-                self._save()
-            else:
-                self._follow_the_writing()
+                self._go_on_saving()
             if stop:
                 break
         self.stop_the_clock()
@@ -213,15 +213,23 @@ class _Stream(Loop):
             self.checkpoints.save(self.run.step, self._shared(), self._own())
             self.pace.begin(self.run.step)
 
-    def _follow_the_writing(self) -> None:
-        """Wait for a checkpoint that is not there at the end of the interval; each rank for its own part."""
-        if self.checkpoints is not None and (self.checkpoints.is_written() or self.pace.must_wait(self.run.step)):
-            self._wait()
+    def _is_due(self) -> bool:
+        """A checkpoint is to be begun, or one that is being written is whole, or has to be waited for."""
+        written = self.checkpoints is not None and self.checkpoints.is_written()
+        return super()._is_due() or (self.pace.writing and written)
+
+    def _go_on_saving(self) -> None:
+        """Begin a checkpoint, or wait for the one that is being written; then the other, if that is due as well."""
+        due = True
+        while due:
+            self._wait() if self.pace.writing else self._save()
+            due = self.pace.is_due(self.run.step, by=[STEPS])
 
     def _wait(self) -> None:
         if self.checkpoints is not None:
+            began = time.monotonic()
             self.checkpoints.wait()
-            self.pace.finish(self.run.step)
+            self.pace.finish(self.run.step, time.monotonic() - began)
 
     def _resume(self, path: Path) -> None:
         assert self.checkpoints is not None

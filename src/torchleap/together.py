@@ -34,6 +34,7 @@ class Together(nn.Module):
     sync_every: int
     process_group: Any  # the ranks that train one and the same model; None is all
     held_out: bool
+    in_pass: bool  # within a pass of the whole model, at the end of which `_hear` is called: until then no rank has to wait
     place: str
     fields: Fields | None
     _turns: dict[int, int]  # the steps of each site, by its first column
@@ -86,11 +87,10 @@ class Together(nn.Module):
             mean[part].mul_(1 - weight).add_(means, alpha=weight * seen)
 
         self._unheard[columns.start] = add
-        if mixed is not None and mixed.output.requires_grad:
-            # the first to need what the slowest rank has to tell
-            mixed.output.register_hook(lambda _: self._hear())  # type: ignore[no-untyped-call]
-        else:
+        if not self.in_pass:
             self._hear()
+        elif mixed is not None and sent.device.type == "cpu" and not math.isfinite(mixed.statistics.sum().item()):
+            mixed.output.nan_to_num_(0, 0, 0)  # all ranks refuse the batch at the end of the pass; nothing is to keep its trace
 
     def _hear(self) -> None:
         """Take over what all ranks have told of their last step; wait for it if need be."""

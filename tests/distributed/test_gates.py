@@ -2,6 +2,7 @@
 
 import copy
 import os
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -93,7 +94,7 @@ def test_two_halves_are_one_batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 
 def read_between(folder: Path) -> None:
-    """What is read between forward and backward, where the other rank's statistics may still be under way."""
+    """What is read within a pass, where the other rank's statistics may still be under way."""
     reads = {
         "prices": lambda gates: gates.weights(),
         "sparsity": lambda gates: gates.sparsity(),
@@ -105,16 +106,18 @@ def read_between(folder: Path) -> None:
     }
     found = {}
     for name, read in reads.items():
-        torch.manual_seed(0)
         early, late = tl.LeAP(FIELDS, seed=0, init=-10.0), tl.LeAP(FIELDS, seed=0, init=-10.0)
         for step in range(3):
+            early.in_pass = True  # as within a pass of a model whose sites they are
             early(own(rows(step)[0]))
-            late(own(rows(step)[0])).sum().backward()
+            late(own(rows(step)[0]))
+        assert early._unheard
+        assert not late._unheard
         found[name] = [read(early).detach(), read(late).detach()]
     keep(folder, found)
 
 
-def test_whoever_reads_statistics_before_backward_hears_all_ranks(tmp_path: Path) -> None:
+def test_whoever_reads_statistics_within_a_pass_hears_all_ranks(tmp_path: Path) -> None:
     first, second = run(read_between, tmp_path)
     for name, (early, late) in first.items():
         assert torch.equal(early, late), name
@@ -273,8 +276,41 @@ def nan_on_one(folder: Path) -> None:
     x = rows(0)[0]
     if get_rank() == 1:
         x[3, 42] = torch.nan
-    model, _ = model_with_gates()
-    DistributedDataParallel(model)(x).sum().backward()
+    tl.LeAP(FIELDS)(x)
+
+
+def nan_in_one_batch(folder: Path) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(sum(FIELDS.values()), 8), nn.BatchNorm1d(8), nn.Linear(8, 1))
+    plugin = tl.attach(model, FIELDS, at="0", seed=0)
+    ddp, optimizer = DistributedDataParallel(model), torch.optim.SGD(model.parameters(), lr=1e-2)
+    told, before = [], []
+    for step in range(4):
+        x = own(rows(step)[0])
+        if step == 1 and get_rank() == 1:
+            x[3, 42] = torch.nan
+        before.append(model[0].weight.detach().clone())
+        optimizer.zero_grad()
+        try:
+            ddp(x).sum().backward()
+        except tl.FieldError as error:
+            told.append((step, str(error)))
+            continue
+        optimizer.step()
+    moved = [not torch.equal(one, other) for one, other in pairwise([*before, model[0].weight.detach()])]
+    keep(folder, {"told": told, "moved": moved, "norm": model[1].running_mean, "gates": state(plugin)})
+
+
+def test_a_batch_with_a_nan_on_one_rank_can_be_left_out(tmp_path: Path) -> None:
+    first, second = run(nan_in_one_batch, tmp_path)
+    for one in (first, second):
+        ((step, text),) = one["told"]
+        assert step == 1
+        assert "'useful'" in text
+        assert one["moved"] == [True, False, True, True]
+        assert one["norm"].isfinite().all()
+    assert all(torch.equal(first["gates"][name], second["gates"][name]) for name in first["gates"])
+    assert first["gates"]["mean"].isfinite().all()
 
 
 def test_a_nan_on_one_rank_is_told_by_all(tmp_path: Path) -> None:

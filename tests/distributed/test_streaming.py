@@ -246,19 +246,21 @@ def slow_disk(folder: Path) -> None:
             if run.step == killed_at and os.environ["RANK"] == "1":
                 os.kill(os.getpid(), signal.SIGKILL)
 
-    streamed(100, (Kill(),), checkpoint=folder / "state", every=10, background=True)
+    streamed(100, (Kill(),), checkpoint=folder / "state", every=int(folder.parent.name), background=True)
 
 
-@pytest.mark.parametrize("killed_at", [19, 31])
-def test_a_kill_while_a_checkpoint_is_slowly_written_loses_at_most_the_interval(tmp_path: Path, killed_at: int) -> None:
-    folder = tmp_path / str(killed_at)
-    folder.mkdir()
+@pytest.mark.parametrize(("every", "killed_at"), [(10, 19), (10, 31), (1, 3), (2, 8)])
+def test_a_kill_while_a_checkpoint_is_slowly_written_loses_at_most_the_interval(
+    tmp_path: Path, every: int, killed_at: int
+) -> None:
+    folder = tmp_path / str(every) / str(killed_at)
+    folder.mkdir(parents=True)
     (code, text), _ = finish(start(slow_disk, folder), within=60)
     assert code == 1
     assert "lost another one" in text
     latest = Checkpoints(folder / "state").latest()
     assert latest is not None
-    assert 0 <= killed_at - int(latest.name[5:]) <= 10
+    assert 0 <= killed_at - int(latest.name[5:]) <= every
 
 
 def runs_dry(folder: Path) -> None:
