@@ -191,7 +191,7 @@ def step_section(quick: bool) -> None:
     print(f"{'':49}{'':16}{'bare ms':>9}{'ratio':>8}{'quartiles':>14}{'fastest':>9}{'processor':>11}")
     for name, widths in (("512 fields", WIDE), ("39 fields", NARROW)):
         for rows in (512,) if quick else (512, 2048):
-            rounds, steps = (9, 1) if widths is WIDE else (41, 2048 // rows)
+            rounds, steps = (9, 1) if widths is WIDE else (161, 2048 // rows)
             rounds = 3 if quick else rounds if rows == 512 else rounds // 2  # a step of 2,048 rows is long enough to be steady
             found = run("time_steps", widths=widths, rows=rows, rounds=rounds, steps=steps)
             title = f"{name}, {sum(widths):,} dimensions, batch {rows} a rank"

@@ -113,7 +113,7 @@ class LeAP(Together):
         self.train_gradient: Tensor | None = None  # of theta, within Plugin.held_out(): what train rows said before
         self.held_out = False  # whether only the gates learn, see Plugin.held_out()
         self.in_pass = False
-        self._turns, self._unheard = {}, {}
+        self._turns, self._unheard, self._to_tell = {}, {}, {}
         self._protects = False  # whether any field is protected
         self.probe: Tensor | None = None  # (G,) zeros that collect the gradient of the shares in a probe, see drift.py
         self._mask: Tensor | None = None  # (D,) bool, set by masked()
@@ -176,13 +176,17 @@ class LeAP(Together):
             gates = self.known_fields().gates_of(columns)
             share, column_gate, steps = share[gates], column_gate[columns] - gates.start, steps[gates]
         together = self.is_together
-        mixed = mix(x, share, column_gate, self._own_seed() if together else self.seed, steps, gates.start, self.shuffle)
+        seed = self._own_seed() if together else self.seed
+        mixed = mix(x, share, column_gate, seed, steps, gates.start, self.shuffle)
         if together:
             self._measure_together(mixed, len(x), columns, gates)
-            return mixed.output
         asks = x.device.type == "cpu" and not torch.compiler.is_compiling()  # elsewhere it would stall the step: scores() asks
         if asks and not math.isfinite(mixed.statistics.sum().item()):
+            if together:  # all ranks refuse the batch when they hear of it; until then the model is to stay whole
+                return mix(x.nan_to_num(0, 0, 0), share, column_gate, seed, steps, gates.start, self.shuffle).output
             self._refuse_nonfinite(mixed.statistics, gates)
+        if together:
+            return mixed.output
         self._measure(mixed, columns, gates)
         return mixed.output
 
@@ -439,7 +443,7 @@ class LeAP(Together):
                 return
         self._warm_up_ahead = self.warmup > 0
         self._hear()
-        self._turns = {}
+        self._turns, self._to_tell = {}, {}
         super()._load_from_state_dict(state_dict, prefix, *rest)
 
     def extra_repr(self) -> str:

@@ -316,16 +316,17 @@ class Whole:
             handle.remove()
 
     def begin(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Keep a few rows of the first batch."""
+        """Keep a few rows of the first batch; hear what the other ranks told in the pass before."""
         if torch.compiler.is_compiling():
             return
         if self.example is None:
             self.example = few_rows((args, kwargs))
         if (gates := self._gates(model)) is not None:
+            gates._hear()
             gates.in_pass = True
 
     def end(self, model: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-        """Drop the tensors of this pass, and hear what the other ranks have told in it."""
+        """Drop the tensors of this pass."""
         gates = self._gates(model)
         if gates is None:
             return
@@ -333,7 +334,6 @@ class Whole:
             gates.passed = {}
         if gates.in_pass:
             gates.in_pass = False
-            gates._hear()
 
     def _gates(self, model: nn.Module) -> LeAP | None:
         with suppress(AttachError):  # a layer that was replaced has taken the gates along

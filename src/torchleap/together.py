@@ -34,10 +34,11 @@ class Together(nn.Module):
     sync_every: int
     process_group: Any  # the ranks that train one and the same model; None is all
     held_out: bool
-    in_pass: bool  # within a pass of the whole model, at the end of which `_hear` is called: until then no rank has to wait
+    in_pass: bool  # within a pass of the whole model, before the next of which `_hear` is called: until then no rank has to wait
     place: str
     fields: Fields | None
     _turns: dict[int, int]  # the steps of each site, by its first column
+    _to_tell: dict[int, Tensor]  # likewise: statistics that are no numbers, of a step in which nothing was sent
     _unheard: dict[int, Callable[[], None]]  # by the first column of a site: waits for all ranks' statistics and takes them over
 
     if TYPE_CHECKING:
@@ -64,12 +65,16 @@ class Together(nn.Module):
         mean.mul_(kept)
         if turn % self.sync_every:
             torch._foreach_mul_(averages, kept)
+            if mixed is not None and mixed.statistics.device.type == "cpu" and not math.isfinite(mixed.statistics.sum().item()):
+                self._to_tell[columns.start] = mixed.statistics
             return
         part, parts = self._columns_of(turn // self.sync_every, len(mean), len(steps))
         if mixed is None:
             sent = mean.new_zeros(4 * len(steps) + part.stop - part.start + 1)
         else:
-            own = [mixed.statistics.flatten(), mixed.mean[part], mixed.mean.new_ones(1)]
+            bad = self._to_tell.pop(columns.start, None)
+            statistics = mixed.statistics if bad is None else mixed.statistics + bad
+            own = [statistics.flatten(), mixed.mean[part], mixed.mean.new_ones(1)]
             sent = rows * torch.cat([value.to(mean.dtype) for value in own])
         asked = dist.all_reduce(sent, group=self.process_group, async_op=True)
 
@@ -89,8 +94,6 @@ class Together(nn.Module):
         self._unheard[columns.start] = add
         if not self.in_pass:
             self._hear()
-        elif mixed is not None and sent.device.type == "cpu" and not math.isfinite(mixed.statistics.sum().item()):
-            mixed.output.nan_to_num_(0, 0, 0)  # all ranks refuse the batch at the end of the pass; nothing is to keep its trace
 
     def _hear(self) -> None:
         """Take over what all ranks have told of their last step; wait for it if need be."""

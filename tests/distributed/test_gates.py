@@ -282,33 +282,51 @@ def nan_on_one(folder: Path) -> None:
 def nan_in_one_batch(folder: Path) -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(sum(FIELDS.values()), 8), nn.BatchNorm1d(8), nn.Linear(8, 1))
-    plugin = tl.attach(model, FIELDS, at="0", seed=0)
-    ddp, optimizer = DistributedDataParallel(model), torch.optim.SGD(model.parameters(), lr=1e-2)
-    told, before = [], []
-    for step in range(4):
+    plugin = tl.attach(model, FIELDS, at="0", seed=0, sync_every=2 if folder.name == "every second" else 1)
+    ddp, optimizer = DistributedDataParallel(model), torch.optim.SGD(plugin.model_parameters(), lr=1e-2)
+    gate_optimizer = plugin.optimizer()
+    told, weights = [], [model[0].weight.detach().clone()]
+    for step in range(5):
         x = own(rows(step)[0])
         if step == 1 and get_rank() == 1:
             x[3, 42] = torch.nan
-        before.append(model[0].weight.detach().clone())
-        optimizer.zero_grad()
+        model.zero_grad()
         try:
-            ddp(x).sum().backward()
+            loss = ddp(x).sum()
+            (loss + plugin.penalty() if folder.name == "penalty" else loss).backward()
+            optimizer.step()
+            if folder.name in ("pressure", "every second"):
+                gate_optimizer.step()
         except tl.FieldError as error:
             told.append((step, str(error)))
-            continue
-        optimizer.step()
-    moved = [not torch.equal(one, other) for one, other in pairwise([*before, model[0].weight.detach()])]
-    keep(folder, {"told": told, "moved": moved, "norm": model[1].running_mean, "gates": state(plugin)})
+        weights.append(model[0].weight.detach().clone())
+    moved = [not torch.equal(one, other) for one, other in pairwise(weights)]
+    keep(folder, {"told": told, "moved": moved, "weights": weights[-1], "norm": model[1].running_mean, "gates": state(plugin)})
 
 
-def test_a_batch_with_a_nan_on_one_rank_can_be_left_out(tmp_path: Path) -> None:
-    first, second = run(nan_in_one_batch, tmp_path)
+@pytest.mark.parametrize(
+    ("how", "told_at", "moved"),
+    [
+        ("penalty", 1, [True, False, True, True, True]),
+        ("pressure", 1, [True, True, True, True, True]),  # by the other values
+        ("every second", 2, [True, True, True, True, True]),  # the statistics of the second step are not sent
+        ("neither", 2, [True, True, False, True, True]),
+    ],
+)
+def test_a_batch_with_a_nan_on_one_rank_is_refused_by_all_and_can_be_left_out(
+    tmp_path: Path, how: str, told_at: int, moved: list[bool]
+) -> None:
+    folder = tmp_path / how
+    folder.mkdir()
+    first, second = run(nan_in_one_batch, folder)
     for one in (first, second):
         ((step, text),) = one["told"]
-        assert step == 1
+        assert step == told_at
         assert "'useful'" in text
-        assert one["moved"] == [True, False, True, True]
+        assert one["moved"] == moved
         assert one["norm"].isfinite().all()
+        assert one["weights"].isfinite().all()
+    assert torch.equal(first["weights"], second["weights"])
     assert all(torch.equal(first["gates"][name], second["gates"][name]) for name in first["gates"])
     assert first["gates"]["mean"].isfinite().all()
 
