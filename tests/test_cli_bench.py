@@ -114,6 +114,7 @@ def test_help_shows_an_example(capsys, words, example):
             ["bench", "roi", "--schedule", "steep", "--out", "OUT"],
             "schedule must be one of constant, cosine, linear, but is 'steep'",
         ),
+        (["bench", "roi", "--lr", "0", "--out", "OUT"], "lr must be a number above 0, but is 0.0"),
         (["bench", "roi", "--pruned", "some", "--out", "OUT"], "--pruned must be numbers"),
         (["bench", "stpwise"], "No such command 'stpwise'"),
         (["bench", "--data", "ml-1m", "stepwise", "--out", "OUT"], "Expected --data behind stepwise, but found it before"),
@@ -345,7 +346,7 @@ def test_roi_from_the_command_line(place, capsys, monkeypatch, seeds):
     assert {path.name for path in (place / f"roi{seeds}").iterdir()} == FILES
     settings = json.loads((place / f"roi{seeds}" / "report.json").read_text())["settings"]
     assert (settings["pruned"], settings["steps"], settings["search_seeds"]) == ([0.1, 0.5], 2, seeds)
-    assert settings["training"]["schedule"] == "cosine"
+    assert settings["training"] == {"epochs": 1, "lr": 2e-3, "schedule": "linear"}
     assert not {"shares", "retrain_seeds"} & settings.keys()  # of the grid, but not of this table
 
 

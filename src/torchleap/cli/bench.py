@@ -128,7 +128,8 @@ def bench_roi(
     threads: Threads = 1,
     batch: Batch = None,
     epochs: Epochs = 1,
-    schedule: Annotated[str, typer.Option(help="Of the learning rate: constant, cosine or linear.")] = "cosine",
+    lr: Annotated[float, typer.Option(help="Learning rate, at first.")] = 2e-3,
+    schedule: Annotated[str, typer.Option(help="How it falls: constant, cosine or linear.")] = "linear",
     json: Json = False,
 ) -> None:
     """What pruning shares of the dimensions costs, by method; on the industrial log, seen once, it is the paper's Table 3.
@@ -139,7 +140,7 @@ def bench_roi(
 
     _check_options(context, grid, data)
     own = [industrial_recipe(rows=rows, fields=fields, dims=dims)] if data is None and grid is None else []
-    chosen = _grid(grid, data, methods, models, label, group, batch, epochs, schedule, search_seeds=seeds, more=own)
+    chosen = _grid(grid, data, methods, models, label, group, batch, epochs, lr, schedule, search_seeds=seeds, more=own)
     prunings = Prunings(shares=tuple(_numbers(pruned, "--pruned")), steps=steps)
     with _runner(context, out, jobs, threads, folder, json) as runner:
         found = roi(chosen, runner, prunings)
@@ -185,6 +186,7 @@ def _grid(
     group: str | None,
     batch: int | None,
     epochs: int,
+    lr: float | None = None,
     schedule: str | None = None,
     more: Sequence[Recipe] = (),
     **settings: Any,
@@ -197,7 +199,7 @@ def _grid(
     if not words and not more:
         raise TorchleapError("Expected data sets: give --data ml-1m, or --grid GRID.toml.")
     recipes = [file_recipe(word, label, group) if Path(word).suffix else word for word in words]
-    given = {"epochs": epochs, "batch": batch, "schedule": schedule}
+    given = {"epochs": epochs, "batch": batch, "lr": lr, "schedule": schedule}
     training = {name: value for name, value in given.items() if value is not None}
     return Grid.of([*recipes, *more], listed(methods), listed(models), training=training, **settings)
 
