@@ -1,5 +1,6 @@
 """Ranks: the processes of one job, as torchrun starts them. A single process is the only rank, and nothing is sent."""
 
+import gc
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -55,6 +56,7 @@ def joined(timeout: float | None = None) -> Iterator[None]:
         error.add_note(f"on rank {rank()} of {count()}")
         raise
     finally:
+        gc.collect()  # models in cycles hold the group; if they outlive it, the process may abort at its end
         dist.destroy_process_group()
 
 
