@@ -8,7 +8,7 @@ import resource
 import shutil
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -231,14 +231,19 @@ def test_a_kill_while_checkpoints_are_written_leaves_whole_ones(tmp_path: Path, 
         assert checkpoints.load(path, {})[0]["run"]["step"] == int(path.name[5:])
 
 
-def slow_disk(folder: Path) -> None:
+def before_writing(act: Callable[[], None]) -> None:
+    """From now on in this process, do that before a checkpoint's data is written."""
     write = FileSystemWriter.write_data
 
-    def wait_then_write(self: Any, *rest: Any) -> Any:
-        time.sleep(0.5)  # longer than ten steps
+    def act_then_write(self: Any, *rest: Any) -> Any:
+        act()
         return write(self, *rest)
 
-    FileSystemWriter.write_data = wait_then_write  # type: ignore[method-assign]
+    FileSystemWriter.write_data = act_then_write  # type: ignore[method-assign]
+
+
+def slow_disk(folder: Path) -> None:
+    before_writing(lambda: time.sleep(0.5))  # longer than ten steps
     killed_at = int(folder.name)
 
     class Kill(Hook):
@@ -338,14 +343,8 @@ def test_rows_that_one_rank_has_read_are_saved_with_where_they_stand(tmp_path: P
 
 def silent_writer(folder: Path) -> None:
     """The second rank stops answering while a checkpoint is written in the background."""
-    write = FileSystemWriter.write_data
-
-    def stop_then_write(self: Any, *rest: Any) -> Any:
-        if os.environ["RANK"] == "1":
-            os.kill(os.getpid(), signal.SIGSTOP)
-        return write(self, *rest)
-
-    FileSystemWriter.write_data = stop_then_write  # type: ignore[method-assign]
+    if os.environ["RANK"] == "1":
+        before_writing(lambda: os.kill(os.getpid(), signal.SIGSTOP))
     streamed(100, checkpoint=folder / "state", background=True)
 
 
