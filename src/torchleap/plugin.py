@@ -288,7 +288,7 @@ class Plugin:
                 "The model is no longer attached to this plugin, so there is nothing to prune. Attach and train it."
             )
         remembered = next((hook.example for hook in hooks if isinstance(hook, Whole) and hook.sites == self.sites), None)
-        call = remembered if example is None else few_rows(as_call(example))
+        call = remembered if example is None else few_rows(as_call(example), rows=None)
         if call is None:
             raise SurgeryError("No batch has passed the model since it was attached or compiled: give one, example=batch.")
         plain = attached(unsharded(self.model)) if units(self.model) else self

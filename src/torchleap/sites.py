@@ -354,16 +354,20 @@ def as_call(example: Any) -> Call:
     return (example if isinstance(example, tuple) else (example,)), {}
 
 
-def few_rows(call: Call) -> Call:
-    """A copy of the first rows of a batch, where all its tensors have the same number of rows; else of the batch."""
+def few_rows(call: Call, rows: int | None = EXAMPLE_ROWS) -> Call:
+    """A copy of the first rows of a batch, where all its tensors have the same number of rows; else of the batch.
+
+    Args:
+        rows: How many; None is all of them.
+    """
     alike = len({rows_of(leaf) for leaf in tree_leaves(call, is_leaf=is_jagged)} - {None}) == 1
 
     def copied(leaf: Any) -> Any:
         if is_jagged(leaf):
-            return take_rows(leaf, torch.arange(min(leaf.stride(), EXAMPLE_ROWS) if alike else leaf.stride()))
+            return take_rows(leaf, torch.arange(leaf.stride())[: rows if alike else None])
         if not isinstance(leaf, Tensor):
             return leaf
-        return (leaf[:EXAMPLE_ROWS] if alike and leaf.dim() else leaf).detach().clone()
+        return (leaf[:rows] if alike and leaf.dim() else leaf).detach().clone()
 
     few: Call = tree_map(copied, call, is_leaf=is_jagged)
     return few

@@ -12,7 +12,7 @@ from torch import nn
 
 import torchleap as tl
 from tests.architectures import NAMES, WIDTH, ids_by_name
-from tests.surgery.test_prune import prepared
+from tests.surgery.test_prune import COLUMNS, prepared
 from tests.surgery.test_traps import FED, Ranker, assert_same, pruned
 
 
@@ -86,6 +86,185 @@ def test_a_removed_table_is_stood_in_for(kind):
     plugin, selection, small = pruned(kind())
     assert [cut.path for cut in tl.plan_of(small).cuts] == ["tables.user", "tables.item"]
     assert_same(plugin, selection, small, ids_by_name(7, 9))
+
+
+class Sometimes(Deciding):
+    """It reads a removed table past the gates in some batches only."""
+
+    def __init__(self, when, how=lambda rows: rows.sum(1, keepdim=True)):
+        super().__init__()
+        self.when = when
+        self.how = how
+
+    def past(self, rows, batch):
+        return self.how(rows[0]) if self.when(self, batch) else 0
+
+
+WHEN = {
+    "a large batch": (lambda m, b: len(b["user"]) > 64, ids_by_name(65, 9)),
+    "a late hour": (lambda m, b: bool((b["hour"] >= 12).any()), {**ids_by_name(7, 9), "hour": torch.full((7,), 12)}),
+    "an entry": (lambda m, b: "extra" in b, {**ids_by_name(7, 9), "extra": torch.ones(7)}),
+}
+HOW = {
+    "a sum": lambda rows: rows.sum(1, keepdim=True),
+    "a comparison": lambda rows: (rows > 0).sum(1, keepdim=True),
+    "the largest": lambda rows: rows.argmax(1, keepdim=True),
+    "a choice": lambda rows: torch.where(rows[:, :1] > 0, 1.0, 2.0),
+    "without nan": lambda rows: torch.nan_to_num(rows[:, :1]),
+    "times zero": lambda rows: rows[:, :1] * 0,
+    "a number": lambda rows: float(rows.detach().sum()),
+    "a decision": lambda rows: 1 if bool((rows > 0).any()) else 2,
+}
+
+
+@pytest.mark.parametrize("when", WHEN)
+@pytest.mark.parametrize("how", HOW)
+def test_a_removed_table_that_is_read_after_all_raises(when, how):
+    torch.manual_seed(0)
+    condition, batch = WHEN[when]
+    model = Sometimes(condition, HOW[how])
+    model.tables["hour"] = nn.Embedding(13, WIDTH)
+    plugin, selection, small = pruned(model)
+    assert type(small.tables["user"]) is not nn.Embedding
+    assert "Only dropped fields read tables.user, tables.item on the example" in str(tl.plan_of(small))
+    assert_same(plugin, selection, small, ids_by_name(7, 9))
+    for mode in (torch.no_grad, torch.enable_grad, torch.inference_mode):
+        with mode(), pytest.raises(tl.FieldError, match="needs 'tables.user'. Prune with example= such a batch"):
+            small(batch)
+    small = plugin.prune(selection, example=batch).eval()  # the cure
+    assert type(small.tables["user"]) is nn.Embedding
+    assert_same(plugin, selection, small, batch)
+
+
+def test_the_weight_of_a_removed_table_raises():
+    _, _, small = pruned(Sometimes(lambda m, b: len(b["user"]) > 64, None))
+    small.how = lambda rows: small.tables["user"].weight.mean()
+    with pytest.raises(tl.FieldError, match=".weight needs 'tables.user'"):
+        small(ids_by_name(65, 9))
+
+
+def test_a_table_that_training_reads_past_the_gates_stays():
+    plugin, selection, small = pruned(Sometimes(lambda m, b: m.training))
+    assert type(small.tables["user"]) is nn.Embedding
+    assert type(small.tables["item"]) is not nn.Embedding
+    assert_same(plugin, selection, small, ids_by_name(7, 9))
+    small.train()(ids_by_name(7, 9)).sum().backward()
+    assert bool(small.tables["user"].weight.grad.any())
+
+
+class Upstream(Deciding):
+    """Layers in front of the gates, which read tables that go."""
+
+    def __init__(self):
+        super().__init__()
+        self.mixing = nn.Linear(WIDTH, WIDTH)
+        self.weight = nn.Parameter(torch.rand(COLUMNS) + 0.5)
+
+    def rows(self, batch):
+        rows = super().rows(batch)
+        return [self.mixing(rows[0]), *rows[1:]]
+
+    def forward(self, batch):
+        x = self.join(torch.cat(self.rows(batch), 1).sigmoid().log() / self.weight)
+        return self.deep(x) if x.sum() > -1e9 else x
+
+
+@pytest.mark.parametrize("kind", [Deciding, Upstream])
+def test_a_model_without_its_tables_is_fine_tuned_with_the_gradients_of_the_masked_one(kind):
+    torch.manual_seed(0)
+    plugin, selection, small = pruned(kind())
+    assert [cut.path for cut in tl.plan_of(small).cuts] == ["tables.user", "tables.item"]
+    batch = ids_by_name(7, 9)
+    model = plugin.model.eval()
+    with plugin.masked(selection):
+        model.zero_grad()
+        model(batch).square().sum().backward()
+    small.zero_grad()
+    small(batch).square().sum().backward()
+    expected = {name: parameter.grad for name, parameter in model.named_parameters()}
+    for name, parameter in small.named_parameters():
+        if parameter.grad is None:  # zeros, in the masked model
+            assert not bool(expected[name].any()), name
+        else:
+            torch.testing.assert_close(parameter.grad, expected[name], msg=name)
+    optimizer = torch.optim.Adam(small.parameters())
+    small.train()(batch).sum().backward()
+    optimizer.step()
+    assert all(bool(parameter.isfinite().all()) for parameter in small.parameters())
+
+
+@pytest.mark.parametrize("kind", [Ranker, Deciding])
+def test_gradients_of_gradients_flow_through_a_pruned_model(kind):
+    plugin, selection, small = pruned(kind())
+    small.double()
+    batch = ids_by_name(7, 9)
+    weight = small.tables["city"].weight
+
+    def slope(model, table):
+        (first,) = torch.autograd.grad(model(batch).tanh().sum(), table, create_graph=True)
+        return torch.autograd.grad(first.square().sum(), table)[0]
+
+    model = plugin.model.double().eval()
+    with plugin.masked(selection):
+        expected = slope(model, model.tables["city"].weight)
+    assert bool(expected.any())
+    torch.testing.assert_close(slope(small, weight), expected)
+
+
+def test_a_table_with_a_hook_of_the_users_stays():
+    model = Deciding()
+    model.tables["user"].register_forward_pre_hook(lambda module, args: (args[0] * 0,))
+    plugin, selection, small = pruned(model)
+    assert [cut.path for cut in tl.plan_of(small).cuts] == ["tables.item"]
+    assert_same(plugin, selection, small, ids_by_name(7, 9))
+
+
+def test_a_table_of_a_class_of_the_users_stays():
+    class Scaled(nn.Embedding):
+        def forward(self, ids):
+            return super().forward(ids) * 2
+
+    model = Deciding()
+    model.tables["user"] = Scaled(12, WIDTH)
+    plugin, selection, small = pruned(model)
+    assert [cut.path for cut in tl.plan_of(small).cuts] == ["tables.item"]
+    assert_same(plugin, selection, small, ids_by_name(7, 9))
+
+
+def test_a_table_with_two_names_goes_under_both():
+    model = Deciding()
+    model.same = model.tables["user"]
+    plugin, selection, small = pruned(model)
+    assert small.same is small.tables["user"]
+    assert sum(p.numel() for p in small.parameters()) == sum(p.numel() for p in model.parameters()) - 5 - 2 * 12 * WIDTH
+    assert_same(plugin, selection, small, ids_by_name(7, 9))
+
+
+class InTraining(Ranker):
+    """It is fed constants, since train() computes with other numbers, but can be exported."""
+
+    def forward(self, batch):
+        return self.deep(self.embed(batch) * (1.0 if self.training else 0.7))
+
+
+def test_a_model_without_its_tables_is_compiled_and_exported(tmp_path):
+    _, _, small = pruned(InTraining())
+    assert [cut.path for cut in tl.plan_of(small).cuts] == ["tables.user", "tables.item"]
+    batch = ids_by_name(7, 9)
+    torch.testing.assert_close(torch.compile(small, backend="eager")(batch), small(batch))
+    torch._dynamo.reset()
+    with pytest.raises(torch._dynamo.exc.Unsupported, match="NoTable.forward"):
+        torch.compile(small, backend="eager", fullgraph=True)(batch)
+    tl.export.to_program(small, tmp_path / "model.pt2", batch)
+    torch.testing.assert_close(torch.export.load(tmp_path / "model.pt2").module()(batch), small(batch))
+
+
+def test_a_compiled_model_that_reads_a_removed_table_raises():
+    _, _, small = pruned(Sometimes(lambda m, b: len(b["user"]) > 64))
+    compiled = torch.compile(small, backend="eager")
+    torch.testing.assert_close(compiled(ids_by_name(7, 9)), small(ids_by_name(7, 9)))
+    with pytest.raises(tl.FieldError, match="needs 'tables.user'"):
+        compiled(ids_by_name(65, 9))
 
 
 class Bags(nn.Module):
@@ -240,6 +419,20 @@ def test_a_model_may_be_pruned_twice_and_pickled(kind):
     assert_same(plugin, selection, twice, ids_by_name(7, 9))
     for again in (pickle.loads(pickle.dumps(twice)), copy.deepcopy(twice)):
         assert torch.equal(again(ids_by_name(7, 9)), twice(ids_by_name(7, 9)))
+
+
+def test_constants_may_be_fed_twice_with_gates_that_are_half_open():
+    model = Deciding()
+    for _ in range(2):
+        plugin = tl.attach(model, dict.fromkeys(NAMES, WIDTH), at="join", side="output", warmup=1)
+        for step in range(4):
+            model.train()(ids_by_name(32, step))
+        with torch.no_grad():
+            plugin.gates.theta.copy_(torch.tensor([-0.3, 0.1, 0.2, 0.3, 0.4]))
+        selection = plugin.select(share=0.8)
+        small = plugin.prune(selection).eval()
+        assert_same(plugin, selection, small, ids_by_name(7, 9))
+        model = small
 
 
 def test_a_second_pruning_that_feeds_keeps_the_forward_of_the_first():

@@ -1,24 +1,27 @@
 """The way that always works: the model as it is, with constants fed in place of the dropped columns.
 
 For models whose Python cannot be followed. It is exact, but nothing behind the gates gets smaller. Embedding tables in front of
-them go nevertheless, where running an example shows that they fill dropped columns and nothing else.
+them go nevertheless, where running examples shows that they fill dropped columns and nothing else. What an example does not show
+is refused: a removed table that is read after all raises an error.
 """
 
 import copy
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from functools import partial
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
+from torch import Tensor, fx, nn
+from torch._compile import _disable_dynamo
 
+from ..errors import SurgeryError
 from ..gates import LeAP
 from ..keyed import blocks_of, is_keyed, waited, with_values
 from ..sites import Call, Site, find_module
+from .absent import Absent, RemovedTableError, present, refuse_absent, tables_of
 from .build import memo_of, without_gates
-from .examples import fresh, in_eval
+from .compare import leaves_of
+from .examples import fresh, run
 
 CHILD = "pruned"  # the constants' name in the layer that holds them
 
@@ -37,30 +40,48 @@ class Feed(nn.Module):
     def forward(self, x: Tensor, start: int, stop: int) -> Tensor:
         """Feed the columns `start:stop`."""
         scale, shift = (array[start:stop].reshape(x.shape[1:]) for array in (self.scale, self.shift))
+        if isinstance(x, Absent):
+            x = present(x, scale != 0)
         return torch.where(scale == 0, shift, x * scale + shift).to(x.dtype)
 
 
 class NoTable(nn.Module):
-    """In place of an embedding table that only dropped columns read: zeros, which the constants then replace."""
+    """In place of an embedding table that only dropped columns read: it returns what must not be read.
+
+    Args:
+        table: The table that goes.
+        path: Its name in the model.
+    """
 
     zero: Tensor
 
-    def __init__(self, table: Any) -> None:
+    def __init__(self, table: nn.Embedding | nn.EmbeddingBag, path: str) -> None:
         super().__init__()
         for name in _SETTINGS:
             if hasattr(table, name):
                 setattr(self, name, getattr(table, name))
+        self.path = path
         self.width = table.embedding_dim
         self.pools = isinstance(table, nn.EmbeddingBag)
         self.without_last = getattr(table, "include_last_offset", False)
         self.register_buffer("zero", table.weight.new_zeros(()), persistent=False)
 
+    @_disable_dynamo  # what is missing must be followed in Python
     def forward(self, input: Tensor, offsets: Tensor | None = None, per_sample_weights: Tensor | None = None) -> Tensor:  # noqa: A002
-        """Zeros of the shape that the table would return; the arguments are called as the table's."""
+        """Return a tensor of the table's shape that refuses to be read; the arguments are called as the table's."""
+        if isinstance(input, fx.Proxy):
+            raise SurgeryError(f"the table {self.path} is gone, by an earlier pruning that fed constants")
         shape: tuple[int, ...] = tuple(input.shape)
         if self.pools:
             shape = shape[:1] if offsets is None else (offsets.shape[0] - self.without_last,)
-        return self.zero.repeat(*shape, self.width)
+        if torch.compiler.is_exporting():  # a program has no Python left that could take another way
+            return self.zero.repeat(*shape, self.width) * torch.nan
+        return Absent.of(self.path, self.zero, (*shape, self.width))
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "weight":
+            raise RemovedTableError([self.path], ".weight")
+        return super().__getattr__(name)
 
 
 _SETTINGS = (
@@ -72,8 +93,9 @@ _SETTINGS = (
 class Fed:
     """A hook like `Site`, that feeds constants."""
 
-    def __init__(self, site: Site, places: dict[str, slice], whole: slice) -> None:
+    def __init__(self, site: Site, child: str, places: dict[str, slice], whole: slice) -> None:
         self.site = copy.copy(site)
+        self.child = child
         self.site.handles, self.site.siblings = [], ()  # of the model that it was made from
         self.places = places
         self.whole = whole
@@ -98,7 +120,7 @@ class Fed:
 
     def feed(self, module: nn.Module, value: Any) -> Any:
         """Feed a tensor, a keyed tensor or a dict; of the last the dropped entries may be missing."""
-        constants = module.get_submodule(".".join((*self.site.home, CHILD)))
+        constants = module.get_submodule(".".join((*self.site.home, self.child)))
         assert isinstance(constants, Feed)
         value = waited(value)
         if is_keyed(value):
@@ -136,78 +158,105 @@ def feed(
     constants = Feed(*affine)
     for site in sites:
         module = find_module(small, site.at)
-        module.get_submodule(".".join(site.home)).add_module(CHILD, constants)
+        home = module.get_submodule(".".join(site.home))
+        child = _free_name(home, constants)
+        home.add_module(child, constants)
         whole = site.columns or slice(0, fields.dims)
         inside = [n for n in fields.names if whole.start <= fields.columns(n).start and fields.columns(n).stop <= whole.stop]
-        Fed(site, {name: fields.columns(name) for name in inside}, whole).hold(module)
+        Fed(site, child, {name: fields.columns(name) for name in inside}, whole).hold(module)
     return small
 
 
-def remove_tables(small: nn.Module, paths: list[str]) -> None:
+def _free_name(home: nn.Module, constants: Feed) -> str:
+    """A name for the constants: an earlier pruning may have left its own, and several sites may share a layer."""
+    name = CHILD
+    while getattr(home, name, constants) is not constants:
+        name += "_again"
+    return name
+
+
+def remove_tables(small: nn.Module, paths: Iterable[str]) -> None:
     """Take these tables out of a model that is fed constants."""
     for path in paths:
-        table, absent = small.get_submodule(path), NoTable(small.get_submodule(path))
+        table = small.get_submodule(path)
+        assert isinstance(table, nn.Embedding | nn.EmbeddingBag)
+        absent = NoTable(table, path)
         for name, child in table.named_children():  # the constants may sit here
             absent.add_module(name, child)
         for hook in table._forward_hooks.values():
             absent.register_forward_hook(hook)
-        small.set_submodule(path, absent)
+        for alias in [name for name, module in small.named_modules(remove_duplicate=False) if module is table]:
+            small.set_submodule(alias, absent)
+    small.register_forward_hook(_refuse_output)
 
 
-@contextmanager
-def poisoned(small: nn.Module) -> Iterator[None]:
-    """Within this context removed tables return no zeros but nan, which shows wherever it is read."""
-    absent = [module for module in small.modules() if isinstance(module, NoTable)]
-    for module in absent:
-        module.zero.fill_(torch.nan)
+def _refuse_output(model: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+    """Refuse an output that depends on a removed table."""
+    refuse_absent(leaves_of(output), "the output")
+
+
+def unread_tables(make: Callable[[bool], nn.Module], calls: list[Call]) -> list[str]:
+    """Find the tables that, on these batches and in training, reach dropped columns of the gates and nothing else.
+
+    Args:
+        make: Makes the model that is fed constants; True leaves the weights where they are.
+        calls: Batches that the model takes.
+    """
+    tables = _plain_tables(make(True))
+    removed = set(tables)
+    while removed:
+        arrived: set[str] = set()
+        try:
+            for call in calls:
+                arrived |= _arriving_tables(make(True), removed, call, training=False)
+            with suppress(_NotInTrainingError):
+                _arriving_tables(make(False), removed, calls[0], training=True)
+        except RemovedTableError as error:
+            removed -= error.tables
+            continue
+        if removed == arrived:
+            break
+        removed = arrived
+    return [path for path in tables if path in removed]
+
+
+def _plain_tables(small: nn.Module) -> list[str]:
+    """Tables whose call does no more than look up rows."""
+    tables = {path: m for path, m in small.named_modules() if type(m) in (nn.Embedding, nn.EmbeddingBag)}
+    return [path for path, table in tables.items() if path and _is_hooked_by_us_alone(table)]
+
+
+def _is_hooked_by_us_alone(table: nn.Module) -> bool:
+    others = (table._forward_pre_hooks, table._backward_hooks, table._backward_pre_hooks)
+    ours = all(isinstance(getattr(hook, "__self__", None), Fed) for hook in table._forward_hooks.values())
+    return ours and not any(others)
+
+
+class _NotInTrainingError(Exception):
+    """The model cannot be run on the example in train()."""
+
+
+def _arriving_tables(small: nn.Module, removed: set[str], call: Call, *, training: bool) -> set[str]:
+    """Run the model without these tables, and see which of them arrive at the gates."""
+    remove_tables(small, removed)
+    arrived: set[str] = set()
+
+    def see(_: nn.Module, args: tuple[Any, ...]) -> None:
+        if isinstance(args[0], Absent):
+            arrived.update(tables_of(args[0].labels))
+
+    for module in small.modules():
+        if isinstance(module, Feed):
+            module.register_forward_pre_hook(see)
+    if not training:
+        run(small, call)
+        return arrived
+    args, kwargs = fresh(call)
     try:
-        yield
-    finally:
-        for module in absent:
-            module.zero.zero_()
-
-
-def unread_tables(small: nn.Module, example: Call) -> list[str]:
-    """Tables that, on the example, reach dropped columns of the gates and nothing else."""
-    tables = {path: m for path, m in small.named_modules() if isinstance(m, nn.Embedding | nn.EmbeddingBag)}
-    (constants,) = {module for module in small.modules() if isinstance(module, Feed)}
-    found: dict[str, list[Tensor]] = {path: [] for path in tables}
-    dropped: list[Tensor] = []
-    kept: list[Tensor] = []
-
-    def watch(module: nn.Module, args: Any, output: Tensor, found: list[Tensor]) -> Tensor:
-        found.append(output.detach().requires_grad_())
-        return found[-1] * 1  # no leaf, so that code may change it in place
-
-    def see(module: nn.Module, args: tuple[Tensor, int, int], output: Tensor) -> Tensor:
-        goes = (constants.scale[args[1] : args[2]] == 0).reshape(output.shape[1:])
-        dropped.append(args[0] * goes)
-        kept.append(args[0] * ~goes)
-        return output.detach()  # what is left of the way to the output goes past the gates
-
-    handles = [module.register_forward_hook(partial(watch, found=found[path])) for path, module in tables.items()]
-    handles.append(constants.register_forward_hook(see))
-    try:
-        args, kwargs = fresh(example)
-        with in_eval(small), torch.enable_grad():
-            past = tree_leaves(small(*args, **kwargs))
-    finally:
-        for handle in handles:
-            handle.remove()
-    outputs = [tensor for tensors in found.values() for tensor in tensors]
-    in_dropped, in_kept = ({i for i, g in _gradients(probes, outputs).items() if g.any()} for probes in (dropped, kept))
-    read = in_kept | set(_gradients(past, outputs))  # a gradient of 0 may be another one on another batch
-    return [p for p, ts in found.items() if ts and all(id(t) in in_dropped and id(t) not in read for t in ts)]
-
-
-def _gradients(probes: list[Any], tensors: list[Tensor]) -> dict[int, Tensor]:
-    """The gradient of the probes by each tensor that they are connected to, by the tensor's id."""
-    dice = torch.Generator().manual_seed(0)
-    total = torch.zeros((), dtype=torch.float64)
-    for probe in probes:
-        if isinstance(probe, Tensor) and probe.requires_grad:
-            total = total + (probe.double().cpu() * torch.randn(probe.shape, generator=dice, dtype=torch.float64)).sum()
-    if not tensors or not total.requires_grad:
-        return {}
-    gradients = torch.autograd.grad(total, tensors, allow_unused=True, retain_graph=True)
-    return {id(tensor): gradient for tensor, gradient in zip(tensors, gradients, strict=True) if gradient is not None}
+        with torch.random.fork_rng():
+            small.train()(*args, **kwargs)
+    except RemovedTableError:
+        raise
+    except Exception as error:  # which then says nothing about tables
+        raise _NotInTrainingError from error
+    return arrived

@@ -12,14 +12,15 @@ from ..errors import SurgeryError
 from ..gates import LeAP
 from ..keyed import is_sharded
 from ..selection import Selection
-from ..sites import Call, Site
+from ..sites import Call, Site, few_rows
 from ..text import plural, table
 from .build import as_pruned, build
-from .compare import alike, difference
+from .compare import alike, difference, leaves_of
 from .cuts import Cut, count, cuts_of, size, work
-from .examples import Examples, another, run, untouched
-from .feed import feed, poisoned, remove_tables, unread_tables
+from .examples import Examples, another, run, sizes_of, untouched
+from .feed import feed, remove_tables, unread_tables
 from .rewrite import Rewrite, features_unread, inputs_of_dropped, inputs_past_the_gates, rewrite
+from .rounding import with_other_rounding
 from .trace import Trace, affine, first_line, trace
 from .writer import Origin, runs_of
 
@@ -107,6 +108,24 @@ class Candidate:
     origins: dict[str, Origin] = field(default_factory=dict)
 
 
+@dataclass(frozen=True)
+class Expected:
+    """A batch, and what the pruned model should make of it.
+
+    Attributes:
+        rounded: The output again, with other roundings of every operation.
+    """
+
+    batch: Call
+    output: Any
+    rounded: list[Any]
+
+    @classmethod
+    def of(cls, reference: Callable[[Call], Any], batch: Call) -> "Expected":
+        """Ask the reference."""
+        return cls(batch, reference(batch), with_other_rounding(partial(reference, batch)))
+
+
 class Surgery:
     """One selection on one model: ways to make the pruned model are tried, the smallest first, until one is exact."""
 
@@ -123,27 +142,40 @@ class Surgery:
             kept[selection.fields.columns(name)] = True
         scale, shift = affine(gates, kept)
         self.affine = (scale, shift if fill == "mean" else torch.where(kept.to(shift.device), shift, 0))
+        self.given = example
+        example = few_rows(example)
         self.exact = self.masked(example)
+        leaves_of(self.exact)  # raises if it cannot be compared
         self.examples = Examples.of(model, gates, example)
         self.expected = self.expect()
 
     def masked(self, example: Call) -> Any:
         """What the model computes with the dropped fields at their means."""
         with self.gates.masked(self.selection.kept):
-            return run(self.model, example)
+            try:
+                return run(self.model, example)
+            except Exception:
+                self.gates.passed = {}  # of a pass that did not come to its end
+                raise
 
-    def expect(self) -> list[tuple[Call, Any]]:
+    def expect(self) -> list["Expected"]:
         """Batches, each with what the pruned model should make of it: the example, and others that differ from it."""
         reference: Callable[[Call], Any] = self.masked
         if self.fill == "zero":
             reference = partial(run, feed(self.model, self.gates, self.sites, self.affine, share=True))
-        expected = [(self.examples.once, reference(self.examples.once))]
+        expected = [Expected.of(reference, self.examples.once)]
+        if not alike(reference(self.examples.once), expected[0].output):
+            raise SurgeryError(
+                f"Nothing was changed: {type(self.model).__name__} returns something else when it is called with the same batch "
+                "again. It must be deterministic in eval()."
+            )
+        if sizes_of(self.given) != sizes_of(self.examples.once):  # the graph is of a few rows of it
+            expected.append(Expected.of(reference, self.given))
         for rows in (self.examples.rows + 3, 1):
-            other = another(self.examples, rows)
             try:
-                expected.append((other, reference(other)))
+                expected.append(Expected.of(reference, another(self.examples, rows)))
             except Exception:  # a batch that the model does not take, such as one whose offsets are no longer in order
-                self.gates.passed = {}
+                continue
         return expected
 
     def prepare(self) -> tuple[Plan, Callable[[], nn.Module]]:
@@ -182,7 +214,7 @@ class Surgery:
 
     def fed_without_tables(self) -> Candidate:
         """Feed constants to the model as it is, and remove the tables that nothing reads any more."""
-        paths = unread_tables(self.fed().make(True), self.examples.once)
+        paths = unread_tables(self.fed().make, [expected.batch for expected in self.expected])
         if not paths:
             return self.fed()
 
@@ -191,19 +223,21 @@ class Surgery:
             remove_tables(small, paths)
             return small
 
-        return Candidate(make)
+        removed = ", ".join(paths[:8]) + (f" and {len(paths) - 8} more" if len(paths) > 8 else "")
+        note = f"Only dropped fields read {removed} on the example; if forward() does otherwise on another batch, it raises."
+        return Candidate(make, notes=(note,))
 
     def fed(self) -> Candidate:
         """Feed constants to the model as it is."""
         return Candidate(lambda share: feed(self.model, self.gates, self.sites, self.affine, share=share))
 
     def check(self, trial: nn.Module) -> None:
-        """Compare with what is expected; removed tables return nan, which hides nowhere."""
-        for batch, expected in self.expected:
-            with poisoned(trial):
-                found = run(trial, batch)
-            if not alike(found, expected):
-                raise SurgeryError(f"the pruned model would differ from the masked one by {difference(found, expected):.2g}")
+        """Compare with what is expected."""
+        for expected in self.expected:
+            found = run(trial, expected.batch)
+            if not alike(found, expected.output, expected.rounded):
+                apart = difference(found, expected.output)
+                raise SurgeryError(f"the pruned model would differ from the masked one by {apart:.2g}")
 
     def plan(self, candidate: Candidate, trial: nn.Module, reasons: list[str]) -> Plan:
         """What is done, and what it saves."""

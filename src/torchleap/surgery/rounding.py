@@ -1,0 +1,48 @@
+"""How much of an output is rounding: the same computation again, with every operation rounded another way."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map
+
+RUNS = 4
+WHOLE_UP_TO = 2**16  # whole numbers below are counts and ids rather than results of rounding
+
+
+class OtherRounding(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Within this context each operation on real numbers returns its result times 1 + eps or 1 - eps, at random."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.rng = torch.Generator().manual_seed(seed)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
+        """Run one operation, and round its result another way unless it shares memory with an argument."""
+        found = func(*args, **(kwargs or {}))
+        if any(entry.alias_info is not None for entry in func._schema.returns):
+            return found
+        return tree_map(self._rounded, found)
+
+    def _rounded(self, value: Any) -> Any:
+        if not isinstance(value, Tensor) or not value.is_floating_point():
+            return value
+        if value.is_nested or value.layout is not torch.strided:
+            return value
+        signs = torch.randint(0, 2, value.shape, generator=self.rng).to(value) * 2 - 1
+        exact = (value == value.round()) & (value.abs() < WHOLE_UP_TO)
+        return torch.where(exact, value, value * (1 + torch.finfo(value.dtype).eps * signs))
+
+
+def with_other_rounding(compute: Callable[[], Any]) -> list[Any]:
+    """Compute several times, each time with other roundings; a run that fails is left out."""
+    found = []
+    for seed in range(RUNS):
+        try:
+            with OtherRounding(seed):
+                found.append(compute())
+        except Exception:  # code that insists on exact sums, say
+            continue
+    return found
