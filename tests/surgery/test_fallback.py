@@ -211,6 +211,35 @@ def test_gradients_of_gradients_flow_through_a_pruned_model(kind):
     torch.testing.assert_close(slope(small, weight), expected)
 
 
+def _double(module, args, output):
+    return output * 2
+
+
+def _halve(module, args):
+    return (args[0] / 2, *args[1:])
+
+
+def _add_hooks(module):
+    module.register_forward_hook(_double)
+    module.register_forward_pre_hook(_halve)
+
+
+@pytest.mark.parametrize("side", ["input", "output"])
+@pytest.mark.parametrize("before", [True, False])
+def test_hooks_of_the_users_keep_their_place_before_or_behind_the_gates(side, before):
+    torch.manual_seed(0)
+    model = Deciding()
+    if before:
+        _add_hooks(model.join)
+    plugin = tl.attach(model, dict.fromkeys(NAMES, WIDTH), at="join", side=side)
+    if not before:
+        _add_hooks(model.join)
+    model.train()(ids_by_name())
+    selection = tl.Selection(plugin.fields, (0.1, 0.1, 1, 1, 1), (False, False, True, True, True))
+    small = plugin.prune(selection).eval()
+    assert_same(plugin, selection, small, ids_by_name(7, 9))
+
+
 def test_a_table_with_a_hook_of_the_users_stays():
     model = Deciding()
     model.tables["user"].register_forward_pre_hook(lambda module, args: (args[0] * 0,))
