@@ -7,7 +7,6 @@ is refused: a removed table that is read after all raises an error.
 
 import copy
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
 from typing import Any
 
 import torch
@@ -218,18 +217,15 @@ def unread_tables(make: Callable[[bool], nn.Module], calls: list[Call]) -> list[
     tables = _plain_tables(make(True))
     removed = set(tables)
     while removed:
-        arrived: set[str] = set()
         try:
-            for call in calls:
-                arrived |= _arriving_tables(make(True), removed, call, training=False)
-            with suppress(_NotInTrainingError):
-                _arriving_tables(make(False), removed, calls[0], training=True)
+            arrived = _arriving_tables(make(True), removed, calls)
+            if removed == arrived:
+                _train_without(make(False), removed, calls[0])
+                break
         except RemovedTableError as error:
             removed -= error.tables
-            continue
-        if removed == arrived:
-            break
-        removed = arrived
+        else:
+            removed = arrived
     return [path for path in tables if path in removed]
 
 
@@ -245,11 +241,7 @@ def _is_hooked_by_us_alone(table: nn.Module) -> bool:
     return ours and not any(others)
 
 
-class _NotInTrainingError(Exception):
-    """The model cannot be run on the example in train()."""
-
-
-def _arriving_tables(small: nn.Module, removed: set[str], call: Call, *, training: bool) -> set[str]:
+def _arriving_tables(small: nn.Module, removed: set[str], calls: list[Call]) -> set[str]:
     """Run the model without these tables, and see which of them arrive at the gates."""
     remove_tables(small, removed)
     arrived: set[str] = set()
@@ -261,15 +253,19 @@ def _arriving_tables(small: nn.Module, removed: set[str], call: Call, *, trainin
     for module in small.modules():
         if isinstance(module, Feed):
             module.register_forward_pre_hook(see)
-    if not training:
+    for call in calls:
         run(small, call)
-        return arrived
+    return arrived
+
+
+def _train_without(small: nn.Module, removed: set[str], call: Call) -> None:
+    """Run a copy of the model in train() without these tables; raises if it reads one of them."""
+    remove_tables(small, removed)
     args, kwargs = fresh(call)
     try:
         with torch.random.fork_rng():
             small.train()(*args, **kwargs)
     except RemovedTableError:
         raise
-    except Exception as error:  # which then says nothing about tables
-        raise _NotInTrainingError from error
-    return arrived
+    except Exception:  # a batch that cannot be trained on, such as a single row, says nothing about tables
+        return

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cache, partial
 from typing import Any, Literal, get_args
 
 import torch
@@ -113,17 +113,17 @@ class Expected:
     """A batch, and what the pruned model should make of it.
 
     Attributes:
-        rounded: The output again, with other roundings of every operation.
+        rounded: Computes the output again, several times, with other roundings of every operation.
     """
 
     batch: Call
     output: Any
-    rounded: list[Any]
+    rounded: Callable[[], list[Any]]
 
     @classmethod
     def of(cls, reference: Callable[[Call], Any], batch: Call) -> "Expected":
         """Ask the reference."""
-        return cls(batch, reference(batch), with_other_rounding(partial(reference, batch)))
+        return cls(batch, reference(batch), cache(partial(with_other_rounding, partial(reference, batch))))
 
 
 class Surgery:
