@@ -28,7 +28,7 @@ def alike(found: Any, expected: Any, rounded: Callable[[], Sequence[Any]] | None
     Args:
         found: The output to check.
         expected: What it should be.
-        rounded: Computes the expected output again, several times, with another rounding of every operation (see
+        rounded: Computes the expected output again, and then several times with another rounding of every operation (see
             `with_other_rounding`): how much that changes is how much may differ. It is called only if the outputs differ by
             more than their last digits. Without it, a multiple of the precision of the numbers may differ.
     """
@@ -37,10 +37,14 @@ def alike(found: Any, expected: Any, rounded: Callable[[], Sequence[Any]] | None
         return False
     if rounded is None:
         return all(_close(*pair, []) for pair in pairs)
-    if all(_close(*pair, [pair[1]]) for pair in pairs):
+    if all(_close(*pair, [torch.zeros(())]) for pair in pairs):
         return True
-    others = [again for output in rounded() if (again := _pairs(output, expected)) is not None]
-    return all(_close(*pair, [again[place][0] for again in others]) for place, pair in enumerate(pairs))
+    again, *others = rounded() or [expected]
+    shapes = [other.shape for _, other in pairs]
+    rounds = [_pairs(output, again) or [] for output in others]
+    changed = [parts for parts in rounds if [one.shape for one, _ in parts] == shapes]
+    changes = [[_apart(*parts[place]) for parts in changed] for place in range(len(pairs))]
+    return all(_close(*pair, apart) for pair, apart in zip(pairs, changes, strict=True))
 
 
 def difference(found: Any, expected: Any) -> float:
@@ -180,8 +184,8 @@ def _apart(one: Tensor, other: Tensor) -> Tensor:
     return torch.where(same, 0.0, apart).nan_to_num(float("inf"))
 
 
-def _close(one: Tensor, other: Tensor, again: list[Tensor]) -> bool:
-    """Whether two tensors differ by rounding alone, as far as the same tensor with other roundings shows what that is."""
+def _close(one: Tensor, other: Tensor, changes: list[Tensor]) -> bool:
+    """Whether two tensors differ by rounding alone, as far as is known how much that changes them."""
     if not one.numel():
         return True
     if not one.is_floating_point():
@@ -189,11 +193,11 @@ def _close(one: Tensor, other: Tensor, again: list[Tensor]) -> bool:
     size = other.double().abs().nan_to_num(0.0, 0.0, 0.0)
     size = size + _usual(size)  # of a number near 0 among large ones, the rounding is theirs
     eps = torch.finfo(one.dtype).eps
-    if not again:
+    if not changes:
         return bool((_apart(one, other) <= UNKNOWN.get(one.dtype, SHORT_UNKNOWN) * eps * size).all())
-    changes = torch.stack([_apart(tensor, other) for tensor in again]).amax(0).nan_to_num(0.0, 0.0, 0.0)
-    common = (changes / size.clamp_min(torch.finfo(torch.float64).tiny)).median()
-    allowed = torch.maximum(changes, common.clamp_min(eps) * size)
+    change = torch.stack([change.expand_as(size) for change in changes]).amax(0).nan_to_num(0.0, 0.0, 0.0)
+    common = (change / size.clamp_min(torch.finfo(torch.float64).tiny)).median()
+    allowed = torch.maximum(change, common.clamp_min(eps) * size)
     return bool((_apart(one, other) <= FACTOR.get(one.dtype, SHORT_FACTOR) * allowed).all())
 
 
