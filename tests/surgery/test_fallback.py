@@ -269,6 +269,43 @@ def test_a_table_with_two_names_goes_under_both():
     assert_same(plugin, selection, small, ids_by_name(7, 9))
 
 
+@pytest.mark.parametrize("kind", [Ranker, Deciding])
+def test_pruned_models_run_in_inference_mode(kind):
+    plugin, selection, small = pruned(kind())
+    batch = ids_by_name(7, 9)
+    with torch.inference_mode():
+        found = small(batch)
+        with plugin.masked(selection):
+            expected = plugin.model.eval()(batch)
+    torch.testing.assert_close(found, expected)
+    assert found.is_inference()
+
+
+def test_a_result_that_depends_on_a_removed_table_is_refused_wherever_it_is_kept():
+    class Keeping(Deciding):
+        def past(self, rows, batch):
+            self.kept = rows[0].mean()
+            return 0
+
+    _, _, small = pruned(Keeping())
+    small(ids_by_name(7, 9))
+    with pytest.raises(tl.FieldError, match="needs 'tables.user'"):
+        float(small.kept)
+    assert pickle.loads(pickle.dumps(tl.surgery.absent.RemovedTableError(["user"], "sum()"))).tables == {"user"}
+
+
+def test_an_output_that_cannot_be_looked_into_is_returned_on_other_batches():
+    class Generating(Deciding):
+        def forward(self, batch):
+            y = super().forward(batch)
+            return y if len(y) < 64 else (part for part in y)
+
+    plugin, selection, small = pruned(Generating())
+    with plugin.masked(selection):
+        expected = list(plugin.model.eval()(ids_by_name(65, 9)))
+    torch.testing.assert_close(list(small(ids_by_name(65, 9))), expected)
+
+
 class InTraining(Ranker):
     """It is fed constants, since train() computes with other numbers, but can be exported."""
 

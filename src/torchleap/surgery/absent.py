@@ -130,7 +130,6 @@ def tables_of(labels: Tensor) -> frozenset[str]:
     return frozenset().union(*(_groups[number] for number in torch.unique(labels).tolist()))
 
 
-@_disable_dynamo
 def refuse_absent(leaves: Iterable[Any], reader: str) -> None:
     """Raise if any of these values depends on a removed table."""
     for leaf in leaves:

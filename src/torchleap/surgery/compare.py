@@ -101,7 +101,7 @@ def _parts(value: Any, name: str) -> dict[Any, Any]:
         parts |= {("key", key): value[key] for key in value}
     elif isinstance(value, list | tuple | deque):
         parts |= dict(enumerate(value))
-    elif isinstance(value, nn.Module) or callable(value) or isinstance(value, Iterator | set | frozenset) or not parts:
+    elif isinstance(value, nn.Module | Iterator | set | frozenset) or not parts:
         raise SurgeryError(
             f"Expected an output of tensors, numbers and text, in lists, dicts or objects with attributes, but {name} is of type "
             f"{type(value).__name__}, which cannot be compared. Return its tensors instead, or prune a module that does"
