@@ -52,7 +52,7 @@ class Examples:
 
         with_rows = [i for i, leaf in enumerate(_leaves(example)) if rows_of(leaf) == rows]
         if _flat_bags(model, example):
-            with_rows = _without_bags(example, with_rows, rows, lambda call: sizes_of(attempt(call)) == sizes_of(output))
+            with_rows = _without_bags(example, with_rows, rows, lambda call: _shapes(attempt(call)) == _shapes(output))
         twice = _changed(example, {(leaf, 0): 2 * rows for leaf in with_rows})
         backwards = _backwards(example)
         ordered = backwards is not None and not alike(attempt(backwards), output)
@@ -290,6 +290,5 @@ def _backwards(call: Call) -> Call | None:
     return backwards if turned else None
 
 
-def sizes_of(output: Any) -> list[Any]:
-    """The shape of each tensor of a batch or an output."""
+def _shapes(output: Any) -> list[Any]:
     return [leaf.shape if isinstance(leaf, Tensor) else None for leaf in tree_leaves(output)]
