@@ -7,11 +7,12 @@ KERNEL := $(wildcard src/torchleap/mix/kernel* src/torchleap/data/codes.c src/to
 TRITON := .venv-triton
 TORCHREC := .venv-torchrec
 
-.PHONY: help setup demo test test-triton test-torchrec lint format type bench bench-quick picture clean
+.PHONY: help setup demo test mutants test-triton test-torchrec lint format type bench bench-quick picture clean
 
 help:
 	@echo "make demo     the whole story on a made log of which the truth is known, with a report (about a minute)"
 	@echo "make test     run the tests"
+	@echo "make mutants  make small mistakes in copies of the source: do the tests notice? ONLY=surgery for a part (ten minutes)"
 	@echo "make test-triton  test the GPU kernel in Triton's interpreter (downloads a gigabyte)"
 	@echo "make test-torchrec  test gates and surgery on TorchRec's models, sharded over two processes (four minutes)"
 	@echo "make lint     ruff: check and format check"
@@ -43,6 +44,11 @@ demo: $(READY)
 
 test: $(READY) browser
 	$(RUN) -m pytest -n auto
+
+# Fails if more than a tenth of the mistakes in tests/mutants survive.
+ONLY ?=
+mutants: $(READY)
+	$(RUN) -m tests.mutants $(ONLY)
 
 # Triton is a gigabyte, so it has a virtual environment of its own. No GPU is needed.
 test-triton: $(TRITON)/.ready

@@ -585,3 +585,85 @@ def test_questions_before_the_first_batch_are_answered_or_refused():
         gates.scores()
     assert "2 fields, 3 dimensions" in repr(LeAP({"a": 1, "b": 2}))
     assert "adaptive=False" in repr(LeAP({"a": 1}, adaptive=False))
+
+
+def test_the_defaults_are_those_of_the_documentation():
+    gates = LeAP({"a": 1}, seed=3)
+    assert gates.settings == {
+        **{"alpha": 1e-3, "temperature": 0.2, "momentum": 0.99, "adaptive": True, "divergence": "rms"},
+        **{"normalize": False, "clip": (1e-6, 1e4), "init": 1.0, "warmup": 0, "floor": 0.0},
+        **{"shuffle": "uniform", "per_dimension": False, "sync_every": 1, "seed": 3},
+    }
+    assert float(gates.gate()) == pytest.approx(1 / (1 + math.exp(-5)))
+
+
+def test_a_price_is_charged_after_the_warm_up_and_not_in_its_last_batch():
+    for adaptive in (True, False):
+        gates = LeAP({"a": 1, "b": 2}, alpha=1.0, warmup=2, adaptive=adaptive)
+        charged = []
+        for _ in range(4):
+            gates(torch.randn(16, 3))
+            charged.append(bool(gates.penalty() > 0))
+        assert charged == [False, False, True, True]
+
+
+def test_the_warm_up_of_a_loaded_state_is_reported_even_after_one_has_ended():
+    early, late = (LeAP({"a": 1}, warmup=2, seed=0) for _ in range(2))
+    early(torch.randn(8, 1))
+    for _ in range(5):
+        late(torch.randn(8, 1))
+    assert not late.warming_up
+    late.load_state_dict(early.state_dict())
+    assert late.warming_up
+
+
+@pytest.mark.parametrize("seed", [0, 1, 11])
+def test_without_a_seed_the_global_one_is_taken_and_every_given_seed_is_itself(seed):
+    torch.manual_seed(11)
+    assert int(LeAP({"a": 1}).seed) == 11
+    assert int(LeAP({"a": 1}, seed=seed).seed) == seed
+    torch.manual_seed(12)
+    assert int(LeAP({"a": 1}, seed=seed).seed) == seed
+
+
+def test_protected_gates_and_rounding_do_not_count_as_moved():
+    gates = LeAP([Field("a", 1, protected=True), Field("b", 1)], init=0.3)
+    with torch.no_grad():
+        gates.theta[0] = -2.0
+    assert not gates.moved
+    assert not gates.double().moved  # 0.3 of float32 is not 0.3 of float64
+    with torch.no_grad():
+        gates.theta[1] = 0.31
+    assert gates.moved
+
+
+def test_a_constant_with_a_large_mean_is_priced_as_the_median_although_rounding_moves_it():
+    gates = LeAP({"a": 1, "b": 1, "c": 1}, alpha=1.0)
+    x = torch.randn(512, 3) * torch.tensor([1.0, 1.0, 1e-3]) + torch.tensor([0.0, 0.0, 1e4])
+    gates(x)
+    price = gates.weights()
+    assert float(price[2]) == pytest.approx(float(price[:2].min()))  # the lower of two medians
+
+
+def test_a_probe_opens_closed_gates_and_collects_the_gradient_of_all_shares():
+    gates = LeAP({"a": 1, "b": 1}, seed=0)
+    set_gates(gates, [0.1, 0.9])
+    gates.probe = torch.zeros(2, requires_grad=True)
+    x = torch.randn(64, 2)
+    output = gates(x)
+    assert torch.equal(output[:, 0], x[:, 0])
+    assert not torch.equal(output[:, 1], x[:, 1])
+    output.square().sum().backward()
+    assert (gates.probe.grad != 0).all()
+
+
+def test_a_part_of_the_columns_is_mixed_and_measured_as_in_the_whole():
+    whole, parts = (LeAP({"a": 2, "b": 1, "c": 3}, seed=0) for _ in range(2))
+    for gates in (whole, parts):
+        set_gates(gates, [0.2, 0.5, 0.7])
+    x = torch.randn(32, 6)
+    expected = whole(x)
+    pieces = [parts(x[:, columns], columns) for columns in (slice(0, 2), slice(2, 6))]
+    torch.testing.assert_close(torch.cat(pieces, 1), expected)
+    torch.testing.assert_close(parts.divergences(), whole.divergences())
+    torch.testing.assert_close(parts.eval()(x[:, 2:6], slice(2, 6)), whole.eval()(x)[:, 2:6])

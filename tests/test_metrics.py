@@ -148,3 +148,47 @@ def test_the_same_scores_differ_by_nothing():
     label, before, _, group = rows_of_two_models(rows=200)
     assert auc_difference(label, before, before) == (0, 0, 0)
     assert gauc_difference(label, before, before, group) == (0, 0, 0)
+
+
+def interval_by_pairs(labels, before, after):
+    """DeLong's interval of the difference, row by row and pair by pair; one row of a class has no spread."""
+    positives = [row for row in range(len(labels)) if labels[row]]
+    negatives = [row for row in range(len(labels)) if not labels[row]]
+
+    def wins(scores, one, other):
+        return 1.0 if scores[one] > scores[other] else 0.5 if scores[one] == scores[other] else 0.0
+
+    def gain(one, other):
+        return wins(after, one, other) - wins(before, one, other)
+
+    ups = [sum(gain(one, other) for other in negatives) / len(negatives) for one in positives]
+    downs = [sum(gain(one, other) for one in positives) / len(positives) for other in negatives]
+    variance = 0.0
+    for changes in (ups, downs):
+        mean = sum(changes) / len(changes)
+        squares = sum((change - mean) ** 2 for change in changes)
+        variance += squares / (len(changes) - 1) / len(changes) if len(changes) > 1 else 0.0
+    value = sum(ups) / len(ups)
+    return value, value - 1.96 * variance**0.5, value + 1.96 * variance**0.5
+
+
+@pytest.mark.parametrize(("positives", "negatives"), [(1, 5), (5, 1), (1, 1), (2, 3), (3, 7)])
+def test_the_interval_of_few_rows_equals_counting_pairs(positives, negatives):
+    rng = np.random.default_rng(positives + negatives)
+    labels = np.array([1] * positives + [0] * negatives)
+    before, after = rng.integers(0, 6, (2, len(labels)))
+    found = auc_difference(labels, before, after)
+    assert found == pytest.approx(interval_by_pairs(labels, before, after))
+    assert np.isfinite(found).all()
+
+
+def test_the_interval_of_a_gauc_difference_weighs_groups_by_their_rows():
+    label, before, after, _ = rows_of_two_models(rows=60)
+    group = np.repeat([0, 1, 2], [8, 12, 40])
+    shares = [8 / 60, 12 / 60, 40 / 60]
+    members = [np.flatnonzero(group == number) for number in range(3)]
+    gains = [auc(label[rows], after[rows]) - auc(label[rows], before[rows]) for rows in members]
+    value = sum(share * gain for share, gain in zip(shares, gains, strict=True))
+    squares = sum((share * (gain - value)) ** 2 for share, gain in zip(shares, gains, strict=True))
+    expected = (value, value - 1.96 * squares**0.5, value + 1.96 * squares**0.5)
+    assert gauc_difference(label, before, after, group) == pytest.approx(expected)

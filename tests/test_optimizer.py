@@ -190,3 +190,15 @@ def test_optimism_without_held_out_rows_changes_nothing():
 def test_optimism_below_zero_is_refused():
     with pytest.raises(TorchleapError, match="optimism must be at least 0"):
         GateOptimizer(LeAP({"a": 1}), optimism=-0.1)
+
+
+def test_the_defaults_are_those_of_the_documentation():
+    defaults = GateOptimizer(LeAP({"a": 1})).defaults
+    assert defaults == {
+        **{"lr": 2e-3, "strength": 0.4, "optimism": 0.0},
+        **{"betas": (0.9, 0.99), "eps": 1e-20, "bound": 1.5},
+    }
+
+
+def test_settings_at_their_limits_are_taken():
+    GateOptimizer(LeAP({"a": 1}), strength=0.0, optimism=0.0, betas=(0.0, 0.0), eps=0.0)

@@ -520,3 +520,54 @@ class Unused(nn.Module):
 
     def forward(self, x):
         return self.used(x)
+
+
+IGNORED = "_ddp_params_and_buffers_to_ignore"  # DDP's name of its list
+
+
+@pytest.mark.parametrize("own", [[], ["0.weight"]])
+def test_detach_leaves_the_list_of_what_ddp_ignores_as_it_was(own):
+    model = mlp()
+    if own:
+        torch.nn.parallel.DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, own)
+    before = {name: set(vars(module)) for name, module in model.named_modules()}
+    plugin = tl.attach(model, FIELDS, at="0")
+    assert len(getattr(model, IGNORED)) > len(own)
+    plugin.detach()
+    assert {name: set(vars(module)) for name, module in model.named_modules()} == before
+    assert getattr(model, IGNORED, []) == own
+
+
+def test_untrained_gates_make_no_selection_although_a_field_is_protected():
+    fields = [tl.Field("a", 4, protected=True), tl.Field("b", 4)]
+    model = mlp()
+    plugin = tl.attach(model, fields, at="0")
+    model(torch.randn(8, 8))
+    with torch.no_grad():
+        plugin.gates.theta[0] = 0.0  # an optimizer with momentum may do that
+    with pytest.raises(SelectionError, match="none has moved"):
+        plugin.select()
+    plugin.detach()
+    plugin = tl.attach(model, [tl.Field("a", 4, protected=True), tl.Field("b", 4, protected=True)], at="0")
+    assert plugin.select().kept == ("a", "b")  # there is nothing to learn
+
+
+def test_the_optimizer_has_the_defaults_of_the_gate_optimizer():
+    plugin = tl.attach(mlp(), FIELDS, at="0")
+    assert plugin.optimizer().defaults == tl.GateOptimizer(plugin.gates).defaults
+
+
+def test_an_example_leaves_every_layer_in_its_mode():
+    for training in (True, False):
+        model = mlp().train(training)
+        model[1].train(not training)
+        modes = [module.training for module in model.modules()]
+        plugin = tl.attach(model, FIELDS, at="0", example=torch.randn(4, 8))
+        plugin.detach()
+        assert [module.training for module in model.modules()] == modes
+
+
+def test_gates_behind_an_8_bit_layer_stay_in_float32():
+    model = mlp()
+    model[0].weight.data = model[0].weight.data.to(torch.float8_e4m3fn)
+    assert tl.attach(model, FIELDS, at="0").gates.theta.dtype == torch.float32

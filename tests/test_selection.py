@@ -255,3 +255,16 @@ def test_bad_requests_are_refused(call, message):
 def test_an_unknown_field_gets_the_nearest_name():
     with pytest.raises(FieldError, match="Did you mean 'user_id'"):
         select(FIELDS, {**SCORES, "user_ids": 0.1})
+
+
+def test_jaccard_of_sets_that_overlap_divides_by_all_that_either_keeps():
+    first = Selection(FIELDS, (0.0,) * 4, (True, True, True, False))
+    second = Selection(FIELDS, (0.0,) * 4, (False, False, True, True))
+    assert first.jaccard(second) == second.jaccard(first) == pytest.approx(1 / 4)
+
+
+def test_a_share_smaller_than_the_protected_fields_keeps_these():
+    fields = Fields([Field(name, 1, protected=name in "ab") for name in "abcd"])
+    scores = {"a": 0.1, "b": 0.2, "c": 0.9, "d": 0.8}
+    assert select(fields, scores, share=0.25).kept == ("a", "b")
+    assert select(fields, scores, share=0.75).kept == ("a", "b", "c")

@@ -312,7 +312,7 @@ class Plugin:
             if owners == self.sites:  # another plugin may have come after this one
                 hook.release(module)
                 if isinstance(hook, Whole):
-                    vars(module).pop(HIDDEN, None)
+                    _show_buffers(module, hook.path)
 
     def __repr__(self) -> str:
         self._rest()
@@ -436,11 +436,23 @@ def _follow(model: nn.Module, sites: list[Site], gates: LeAP) -> None:
     site = find_module(model, sites[0].at)
     for tensor in (*site.parameters(), *site.buffers(), *model.parameters(), *model.buffers()):
         if tensor.is_floating_point() and not tensor.is_meta:  # tables may be waiting for their place, which the gates are not
-            gates.to(device=tensor.device, dtype=torch.promote_types(tensor.dtype, torch.float32))
+            precise = tensor.dtype == torch.float64  # promote_types knows no 8-bit floats
+            gates.to(device=tensor.device, dtype=torch.float64 if precise else torch.float32)
             return
 
 
 def _hide_buffers(model: nn.Module, path: tuple[str, ...]) -> None:
     """DDP would send the first rank's buffers to all in every step, means of all columns included; gates agree by themselves."""
-    names = [".".join((*path, name)) for name in BUFFERS]
-    vars(model)[HIDDEN] = [*vars(model).get(HIDDEN, ()), *names]
+    vars(model)[HIDDEN] = [*vars(model).get(HIDDEN, ()), *_buffer_names(path)]
+
+
+def _show_buffers(model: nn.Module, path: tuple[str, ...]) -> None:
+    """Undo `_hide_buffers`; what a user has told DDP to ignore stays ignored."""
+    hidden = set(_buffer_names(path))
+    others = [name for name in vars(model).pop(HIDDEN, ()) if name not in hidden]
+    if others:
+        vars(model)[HIDDEN] = others
+
+
+def _buffer_names(path: tuple[str, ...]) -> list[str]:
+    return [".".join((*path, name)) for name in BUFFERS]

@@ -1,0 +1,38 @@
+"""Pruning without the self-check, which would replace a wrong cut by the way that always works, and so hide a wrong rule."""
+
+import torch
+
+import torchleap as tl
+from tests.architectures import FIELDS
+from tests.surgery.test_prune import COLUMNS, assert_exact, prepared
+from torchleap.finetuning import plan_of
+from torchleap.surgery.plan import Surgery
+
+
+def columns(rows=32, seed=0):
+    return torch.randn(rows, COLUMNS, generator=torch.Generator().manual_seed(seed), dtype=torch.float64) + 0.3
+
+
+def trained(model, fields=None, make=columns, spread=None, **settings):
+    """Attach to a float64 model, and make gates and statistics look as after a training."""
+    plugin, make = prepared(model.double(), fields or FIELDS, make=make, **settings)
+    if spread is not None:
+        dice = torch.Generator().manual_seed(spread)
+        with torch.no_grad():
+            plugin.gates.theta.copy_(torch.randn(len(plugin.gates.theta), generator=dice) + 0.2)
+    return plugin, make
+
+
+def cut_exactly(monkeypatch, plugin, make, selection=None, fill="mean"):
+    """Prune by the rules alone, and compare with the masked model; the pruned model has been cut, not fed constants."""
+    with monkeypatch.context() as patch:
+        patch.setattr(Surgery, "check", lambda surgery, trial: None)
+        small = assert_exact(plugin, make, selection, fill, scale=1e-10)
+    assert "constants are fed instead" not in str(plan_of(small))
+    return small
+
+
+def keeping(plugin, *names):
+    """The selection that keeps these fields, or dimensions."""
+    kept = tuple(name in names for name in plugin.fields.names)
+    return tl.Selection(plugin.fields, tuple(map(float, kept)), kept)
