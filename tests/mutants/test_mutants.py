@@ -1,5 +1,6 @@
 """The tool behind `make mutants`: its list applies to the source as it is, and it tells noticed changes from unnoticed ones."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -99,7 +100,8 @@ def toy(tmp_path):
 def run(toy, entries, *only):
     (toy / "list" / "entries.toml").write_text(entries)
     command = [sys.executable, "-m", "tests.mutants", *only, "--root", str(toy), "--catalogue", str(toy / "list")]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    lean = {**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+    return subprocess.run(command, cwd=ROOT, env=lean, capture_output=True, text=True, check=False)
 
 
 def test_a_change_that_a_test_notices_is_killed_and_one_that_none_does_survives(toy):

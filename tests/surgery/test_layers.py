@@ -195,3 +195,16 @@ def test_constants_on_either_side_of_a_bilinear_layer_are_folded(kept, monkeypat
         model = Head(lambda model, x: model.product(x[:, :8], x[:, 8:]), 5, product=product)
         plugin, make = trained(model, at="fields", side="output")
         cut_exactly(monkeypatch, plugin, make, keeping(plugin, *kept))
+
+
+# Batch norm
+
+
+@pytest.mark.parametrize("statistics", [True, False])
+def test_batch_norm_without_statistics_reads_its_columns_whole_and_the_rest_is_cut(statistics):
+    norm = nn.BatchNorm1d(COLUMNS, track_running_stats=statistics)
+    model = Head(lambda m, x: torch.cat([m.norm(x), m.linear(x)], 1), 26, norm=norm, linear=nn.Linear(COLUMNS, 6))
+    plugin, _ = trained(model, at="fields", side="output")
+    small = plugin.prune(plugin.select(share=0.6))
+    assert small.norm.num_features == (12 if statistics else COLUMNS)
+    assert small.linear.in_features == 12

@@ -2,10 +2,15 @@
 
 import pytest
 import torch
+from torch import nn
 
+import torchleap as tl
 from tests.architectures import ARCHITECTURES, attached
+from tests.surgery.test_layers import Head
 from tests.surgery.test_prune import CODE, COLUMNS, LAYERS, Code, Layers
-from tests.surgery.unchecked import cut_exactly, trained
+from tests.surgery.unchecked import cut_exactly, keeping, trained
+from torchleap.surgery.plan import Surgery
+from torchleap.surgery.writer import kept_columns
 
 MIXES_ROWS = "batch norm without statistics"
 
@@ -33,3 +38,67 @@ def test_the_rules_are_exact_for_every_piece_of_code(name, per_dimension, monkey
     spread = 1 if per_dimension else None
     plugin, make = trained(Code(*CODE[name]), at="fields", side="output", per_dimension=per_dimension, spread=spread)
     cut_exactly(monkeypatch, plugin, make)
+
+
+def behind(function, width, **layers):
+    """A model that does this to its columns, and reads a weight for each of them."""
+    weight = nn.Parameter(torch.rand(COLUMNS) + 0.5)
+    return Head(function, width, weight=weight, **layers)
+
+
+def test_a_parameter_that_is_also_read_whole_is_not_cut(monkeypatch):
+    plugin, make = trained(behind(lambda m, x: x * m.weight + m.weight.sum(), COLUMNS), at="fields", side="output")
+    assert cut_exactly(monkeypatch, plugin, make).weight.shape == (COLUMNS,)
+
+
+@pytest.mark.parametrize("shape", [(COLUMNS,), (1, COLUMNS)])
+def test_a_parameter_that_is_broadcast_over_the_rows_is_cut(shape, monkeypatch):
+    model = Head(lambda m, x: x * m.weight, COLUMNS, weight=nn.Parameter(torch.rand(shape) + 0.5))
+    plugin, make = trained(model, at="fields", side="output")
+    assert cut_exactly(monkeypatch, plugin, make).weight.shape == (*shape[:-1], 12)
+
+
+def test_a_slice_of_kept_columns_reads_no_constants(monkeypatch):
+    model = behind(lambda m, x: (x[:, 8:] * m.weight[8:]).relu(), 12)
+    plugin, make = trained(model, at="fields", side="output")
+    selection = keeping(plugin, "city", "shop", "hour")
+    assert plugin.plan(selection).notes == ()
+    cut_exactly(monkeypatch, plugin, make, selection)
+
+
+def test_equal_constants_of_two_precisions_stay_apart(monkeypatch):
+    class Twice(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.fields = nn.Identity()
+
+        def forward(self, x):
+            x = self.fields(x)
+            return x.float()[:, :4], x[:, :4], x
+
+    plugin, make = trained(Twice(), at="fields", side="output")
+    plugin.gates.mean.fill_(0.5)
+    plugin.gates.steps.fill_(10**6)  # so that the mean is just this number
+    with monkeypatch.context() as patch:
+        patch.setattr(Surgery, "check", lambda surgery, trial: None)
+        small = plugin.prune(keeping(plugin, "city", "shop", "hour"))
+    single, double, _ = small(make())
+    assert (single.dtype, double.dtype) == (torch.float32, torch.float64)
+    assert torch.equal(single, torch.full((32, 4), 0.5))
+    assert torch.equal(double, torch.full((32, 4), 0.5, dtype=torch.float64))
+
+
+@pytest.mark.parametrize(("width", "runs"), [(1, ()), (128, ((0, 128), (256, 128)))])
+def test_neighbours_are_copied_and_scattered_columns_picked(width, runs):
+    fields = {f"f{place}": width for place in range(512 // width)}
+    model = nn.Sequential(nn.Linear(512, 1))
+    plugin = tl.attach(model, fields, at="0")
+    batch = torch.randn(4, 512)
+    model(batch)
+    small = plugin.prune(keeping(plugin, *[name for name in fields if int(name[1:]) % 2 == 0])).eval()
+    (read,) = (node for node in type(small).pruned_graph.nodes if node.target is kept_columns)
+    assert read.args[4] == runs
+    with pytest.raises(tl.FieldError, match="Expected 512 columns, or the 256 that are still read, but found 513"):
+        small(torch.randn(4, 513))
+    with pytest.raises(tl.FieldError, match="but found 511"):
+        small(batch[:, 1:])
