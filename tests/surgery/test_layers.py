@@ -185,6 +185,16 @@ def test_ids_that_somebody_else_reads_keep_their_table(monkeypatch):
     assert small.table.weight.shape == (ROWS, WIDTH)
 
 
+def test_ids_that_are_shifted_all_at_once_find_the_rows_that_are_left(monkeypatch):
+    class Rolled(OneTable):
+        def forward(self, x):
+            return super().forward(x.roll(1, 1))  # an operation without a rule: all ids are there
+
+    small = pruned(monkeypatch, Rolled(OFFSETS, ROWS), at="join", side="output", make=ids)
+    assert small.table.weight.shape == (3 * IDS, WIDTH)
+    assert small.offsets.shape == (len(NAMES),)
+
+
 # Bilinear layers
 
 
@@ -194,7 +204,10 @@ def test_constants_on_either_side_of_a_bilinear_layer_are_folded(kept, monkeypat
         product = nn.Bilinear(8, 12, 5, bias=bias)
         model = Head(lambda model, x: model.product(x[:, :8], x[:, 8:]), 5, product=product)
         plugin, make = trained(model, at="fields", side="output")
-        cut_exactly(monkeypatch, plugin, make, keeping(plugin, *kept))
+        small = cut_exactly(monkeypatch, plugin, make, keeping(plugin, *kept))
+        widths = [WIDTH * len(set(kept) & set(side)) for side in (NAMES[:2], NAMES[2:])]
+        left = small.product
+        assert 0 in widths or [left.in1_features, left.in2_features] == widths
 
 
 # Batch norm

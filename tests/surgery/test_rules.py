@@ -1,5 +1,7 @@
 """Each rule alone: what it writes is exact to the last digits, without the self-check that would catch its mistakes."""
 
+from dataclasses import FrozenInstanceError
+
 import pytest
 import torch
 from torch import nn
@@ -9,6 +11,7 @@ from tests.architectures import ARCHITECTURES, attached
 from tests.surgery.test_layers import Head
 from tests.surgery.test_prune import CODE, COLUMNS, LAYERS, Code, Layers
 from tests.surgery.unchecked import cut_exactly, keeping, trained
+from torchleap.surgery.facts import Form
 from torchleap.surgery.plan import Surgery
 from torchleap.surgery.writer import kept_columns
 
@@ -102,3 +105,34 @@ def test_neighbours_are_copied_and_scattered_columns_picked(width, runs):
         small(torch.randn(4, 513))
     with pytest.raises(tl.FieldError, match="but found 511"):
         small(batch[:, 1:])
+
+
+def test_a_sum_in_another_precision_keeps_it(monkeypatch):
+    model = behind(lambda m, x: x.float().view(-1, 5, 4).sum(1, dtype=torch.float64), 4)
+    plugin, make = trained(model, at="fields", side="output")
+    plugin.gates.mean.zero_()  # nothing is added, which would bring the precision back
+    cut_exactly(monkeypatch, plugin, make, scale=1e-6)
+
+
+def test_what_follows_dropout_absorbs_what_the_gates_do(monkeypatch):
+    model = Layers(nn.Dropout(0.5), nn.Identity(), nn.Linear(COLUMNS, 6))
+    model(torch.randn(4, COLUMNS))
+    plugin, make = trained(model, at="fields", side="output")
+    small = cut_exactly(monkeypatch, plugin, make)
+    assert [name for name, _ in small.named_buffers() if "constant" in name] == []
+
+
+def test_parts_of_a_split_that_are_kept_read_no_constants(monkeypatch):
+    model = behind(lambda m, x: torch.cat([part * 2 for part in x.split(4, 1)[2:]], 1), 12)
+    plugin, make = trained(model, at="fields", side="output")
+    selection = keeping(plugin, "city", "shop", "hour")
+    assert plugin.plan(selection).notes == ()
+    cut_exactly(monkeypatch, plugin, make, selection)
+
+
+def test_a_form_is_a_value():
+    form = Form(1, (0, 2))
+    assert form == Form(1, (0, 2)) != Form(2, (0, 2))
+    assert len({form, Form(1, (0, 2))}) == 1
+    with pytest.raises(FrozenInstanceError):
+        form.axis = 2

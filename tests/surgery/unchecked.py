@@ -23,11 +23,11 @@ def trained(model, fields=None, make=columns, spread=None, **settings):
     return plugin, make
 
 
-def cut_exactly(monkeypatch, plugin, make, selection=None, fill="mean"):
+def cut_exactly(monkeypatch, plugin, make, selection=None, scale=1e-10):
     """Prune by the rules alone, and compare with the masked model; the pruned model has been cut, not fed constants."""
     with monkeypatch.context() as patch:
         patch.setattr(Surgery, "check", lambda surgery, trial: None)
-        small = assert_exact(plugin, make, selection, fill, scale=1e-10)
+        small = assert_exact(plugin, make, selection, scale=scale)
     assert "constants are fed instead" not in str(plan_of(small))
     return small
 
