@@ -161,6 +161,12 @@ def test_it_never_leaves_a_model_worse_than_it_was():
     assert float(model.count) == 0
 
 
+def test_of_equally_good_weights_the_first_are_kept():
+    model, history = tune(lambda count: min(count, 10), every=5, patience=2)
+    assert history == [0, 5, 10, 10, 10]
+    assert round(float(model.count)) == 10
+
+
 def test_the_last_batches_count_too():
     model, history = tune(lambda count: count, batches=7, every=5)
     assert history == [0, 5, 7]

@@ -34,7 +34,7 @@ def started(search, method, **training):
         def fit(self, model, *hooks, training=None):
             seen.extend((hooks[0], tl.attached(model)))
 
-    settings = Training(batch=BATCH, **training)
+    settings = Training(**{"batch": BATCH, **training})
     method.score(Untrained(search.task, search.backbone, settings, seed=3))
     return seen
 
@@ -123,7 +123,8 @@ def test_the_paper_s_price_is_charged_once_with_the_rows_that_the_gates_learn_fr
 
 
 def stepped(search, steps):
-    hook, plugin = started(search, LeAP(), epochs=2)
+    """The same after some steps; an epoch of the validation rows is four batches."""
+    hook, plugin = started(search, LeAP(), epochs=2, batch=16)
     for step in range(1, steps + 1):
         hook.after_step(SimpleNamespace(step=step, model=plugin.model))
     return hook, plugin

@@ -12,6 +12,7 @@ from torch.nn import functional
 import torchleap as tl
 from tests.models import FIELDS, ByName, WideAndDeep, mlp, train
 from torchleap import AttachError, FieldError, LeAP, SelectionError
+from torchleap.sites import Whole, hooks_of
 
 # Reversible, copyable, compilable
 
@@ -571,3 +572,16 @@ def test_gates_behind_an_8_bit_layer_stay_in_float32():
     model = mlp()
     model[0].weight.data = model[0].weight.data.to(torch.float8_e4m3fn)
     assert tl.attach(model, FIELDS, at="0").gates.theta.dtype == torch.float32
+
+
+def test_surgery_is_tried_on_the_example_or_else_on_the_first_batch():
+    example, first = torch.randn(4, 8), torch.randn(4, 8)
+    for given, kept in ((example, example), (None, first)):
+        model = nn.Sequential(nn.Linear(8, 1))
+        plugin = tl.attach(model, FIELDS, at="0", example=given)
+        model(first)
+        whole = next(hook for _, hook in hooks_of(model) if isinstance(hook, Whole))
+        args, kwargs = whole.example
+        assert torch.equal(args[0], kept)
+        assert kwargs == {}
+        assert len(plugin.plan(tl.Selection(plugin.fields, (0.0,) * 3, (True, False, True))).cuts) == 1

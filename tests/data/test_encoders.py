@@ -73,6 +73,7 @@ def test_a_vector_that_lacks_any_number_is_missing():
 def test_the_most_common_share_counts_rows_without_a_value():
     task = read(x=[1.5, 1.5, 1.5, 2.5, None, None, None, None], c=["a", "a", "a", "b", None, "c", "d", "e"])
     assert column(task, "x").common == 0.5  # of all rows; 3 of 4 among those with a value
+    assert column(task, "c").common == pytest.approx(3 / 8)
     task = read(x=[1.5, 1.5, 1.5, 1.5, 2.5, 3.5, None, None], c=["a", None, None, None, "b", "c", "d", "e"])
     assert column(task, "x").common == pytest.approx(0.5)
     assert column(task, "c").common == pytest.approx(3 / 8)
@@ -112,9 +113,9 @@ def test_means_and_deviations_do_not_depend_on_how_rows_are_read(sizes):
     assert missing == 1
 
 
-def test_a_list_as_long_as_allowed_is_kept_to_its_last_value():
-    lists = [["a", "b", "c"], ["c"], [], ["a", "b", "c", "d"]] * 2
-    task = read(tags=lists, columns={"tags": {"kind": "list", "max_length": 3}})
+def test_a_list_as_long_as_allowed_is_kept_to_its_last_value_and_an_absent_one_is_empty():
+    lists = [["a", "b", "c"], ["c"], [], None, ["a", "b", "c", "d"]] * 2
+    task = read(10, tags=lists, columns={"tags": {"kind": "list", "max_length": 3}})
     found = values_of(task, "tags").tolist()
-    assert found[:4] == [[3, 4, 2], [2, 0, 0], [0, 0, 0], [3, 4, 2]]
-    assert column(task, "tags").missing == 0.25
+    assert found[:5] == [[3, 4, 2], [2, 0, 0], [0, 0, 0], [0, 0, 0], [3, 4, 2]]
+    assert column(task, "tags").missing == pytest.approx(0.4)

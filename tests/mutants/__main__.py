@@ -161,7 +161,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _preload(catalogue: Catalogue) -> None:
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # one process per core
-    sys.dont_write_bytecode = True
     for name in catalogue.preload:
         importlib.import_module(name)
 
