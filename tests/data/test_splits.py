@@ -87,3 +87,8 @@ def test_rows_of_one_moment_stay_together_with_the_later_part():
     times = np.array([5, 1, 3, 3, 3, 9, 2, 8])
     assert splits.by_time(times, (0.5, 0.25, 0.25)).tolist() == [1, 0, 1, 1, 1, 2, 0, 2]
     assert splits.by_time(np.arange(4), (0.5, 0.5, 0.0)).tolist() == [0, 0, 1, 1]
+
+
+def test_words_are_not_times():
+    words = log(20).with_columns(pl.lit("soon").alias("time"))
+    refuse("row 1, column 'time': expected a time or a number, but found 'soon'", words, time="time")

@@ -20,6 +20,7 @@ import tempfile
 import time
 import traceback
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -30,6 +31,7 @@ from .catalogue import Catalogue, Mutant, load
 ROOT = Path(__file__).parents[2]
 LIMIT = 180  # seconds that the tests of a mutant may take
 ALLOWED = 0.1  # share of survivors
+COLUMNS = ("killed", "timed out", "survived", "error")  # of the table
 OUTCOMES = {0: "survived", 1: "killed", 2: "killed"}  # by pytest's exit code; 2 is an error while tests are collected
 
 
@@ -66,12 +68,16 @@ class Workshop:
 
     def run(self, jobs: Sequence[tuple[Mutant | None, tuple[str, ...]]]) -> Iterator[Job]:
         """Run all jobs, as many at a time as there are copies, and yield each when it has ended."""
-        for mutant, tests in jobs:
-            while not self.free:
+        try:
+            for mutant, tests in jobs:
+                while not self.free:
+                    yield from self._ended()
+                self._start(mutant, tests)
+            while self.running:
                 yield from self._ended()
-            self._start(mutant, tests)
-        while self.running:
-            yield from self._ended()
+        finally:
+            for process in self.running:  # after an error or Ctrl-C
+                _kill(process)
 
     def _start(self, mutant: Mutant | None, tests: tuple[str, ...]) -> None:
         place = self.free.pop()
@@ -119,8 +125,7 @@ class Workshop:
                 code = os.waitstatus_to_exitcode(status)
                 job.outcome = "killed" if code < 0 else OUTCOMES.get(code, "error")
             elif job.seconds > LIMIT:
-                os.killpg(process, signal.SIGKILL)
-                os.waitpid(process, 0)
+                _kill(process)
                 job.outcome = "timed out"
             else:
                 continue
@@ -138,6 +143,13 @@ class Workshop:
             compiled.unlink()  # it may have the same size and time as the new source
 
 
+def _kill(process: int) -> None:
+    """End a child and everything that it has started."""
+    with suppress(ProcessLookupError):
+        os.killpg(process, signal.SIGKILL)
+    os.waitpid(process, 0)
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Test the mutants, print a table, and return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m tests.mutants", description=(__doc__ or "").splitlines()[0])
@@ -148,15 +160,29 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     catalogue = load(options.catalogue)
     chosen = [mutant for mutant in catalogue.mutants if options.only in ("", mutant.module, mutant.file)]
-    reasons = {mutant: mutant.problem(options.root / catalogue.package) for mutant in chosen}
-    problems = [f"{mutant.file}: {mutant.why}: {reason}" for mutant, reason in reasons.items() if reason]
+    problems = _problems(chosen, options.root / catalogue.package)
     if problems or not chosen:
         print("\n".join(problems) or f"There is no mutant of {options.only!r}.")
         return 2
     _preload(catalogue)
     with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
         workshop = Workshop(options.root, catalogue.package, Path(folder), options.processes)
-        return _report(workshop, chosen)
+        return _report(workshop, chosen) if _passes_unchanged(workshop, chosen) else 2
+
+
+def _problems(chosen: Sequence[Mutant], package: Path) -> list[str]:
+    """Return a line for each mutant that cannot be made."""
+    found = []
+    for mutant in chosen:
+        reason = mutant.problem(package)
+        if reason is None:
+            try:
+                mutant.applied(package)
+            except SyntaxError as error:
+                reason = f"the changed file is not valid Python: {error}"
+        if reason is not None:
+            found.append(f"{mutant.file}: {mutant.why}: {reason}")
+    return found
 
 
 def _preload(catalogue: Catalogue) -> None:
@@ -165,17 +191,24 @@ def _preload(catalogue: Catalogue) -> None:
         importlib.import_module(name)
 
 
-def _report(workshop: Workshop, chosen: Sequence[Mutant]) -> int:
+def _passes_unchanged(workshop: Workshop, chosen: Sequence[Mutant]) -> bool:
+    """Return whether all tests pass on a copy of the source as it is: else a failure would show nothing."""
     begin = time.monotonic()
     for job in workshop.run([(None, tests) for tests in dict.fromkeys(mutant.tests for mutant in chosen)]):
         if job.outcome != "survived":
             print(f"The tests fail on the unchanged source: {' '.join(job.tests)}\n{job.log.read_text()[-3000:]}")
-            return 2
+            return False
     print(f"The tests pass on the unchanged source, {time.monotonic() - begin:.0f} s.")
+    return True
+
+
+def _report(workshop: Workshop, chosen: Sequence[Mutant]) -> int:
+    """Test the mutants, print those that were not killed and a table, and return the exit code."""
+    begin = time.monotonic()
     counts: dict[str, dict[str, int]] = {}
     for number, job in enumerate(workshop.run([(mutant, mutant.tests) for mutant in chosen]), start=1):
         assert job.mutant is not None
-        row = counts.setdefault(job.mutant.module, dict.fromkeys(("killed", "timed out", "survived", "error"), 0))
+        row = counts.setdefault(job.mutant.module, dict.fromkeys(COLUMNS, 0))
         row[job.outcome] += 1
         if job.outcome != "killed":
             print(f"{job.outcome}: {job.mutant.file}: {job.mutant.why}\n  - {job.mutant.old}\n  + {job.mutant.new}")
@@ -183,21 +216,19 @@ def _report(workshop: Workshop, chosen: Sequence[Mutant]) -> int:
             print(job.log.read_text()[-2000:])
         if sys.stdout.isatty():
             print(f"\r{number} of {len(chosen)}, {job.seconds:.0f} s ", end="", flush=True)
-    _print_table(counts)
-    survived = sum(row["survived"] for row in counts.values())
-    failed = sum(row["error"] for row in counts.values())
-    print(f"{survived} of {len(chosen)} survived, {survived / len(chosen):.1%}; {time.monotonic() - begin:.0f} s.")
-    if failed:
-        return 2
-    return int(survived > ALLOWED * len(chosen))
+    total = _print_table(counts)
+    share = total["survived"] / len(chosen)
+    print(f"{total['survived']} of {len(chosen)} survived, {share:.1%}; {time.monotonic() - begin:.0f} s.")
+    return 2 if total["error"] else int(share > ALLOWED)
 
 
-def _print_table(counts: dict[str, dict[str, int]]) -> None:
-    names = ("killed", "timed out", "survived", "error")
-    print(f"\n{'module':<14}{'mutants':>9}" + "".join(f"{name:>11}" for name in names))
-    total = {name: sum(row[name] for row in counts.values()) for name in names}
+def _print_table(counts: dict[str, dict[str, int]]) -> dict[str, int]:
+    """Print a row for each module and one for all of them, which is returned."""
+    print(f"\n{'module':<14}{'mutants':>9}" + "".join(f"{name:>11}" for name in COLUMNS))
+    total = {name: sum(row[name] for row in counts.values()) for name in COLUMNS}
     for module, row in [*sorted(counts.items()), ("all", total)]:
-        print(f"{module:<14}{sum(row.values()):>9}" + "".join(f"{row[name]:>11}" for name in names))
+        print(f"{module:<14}{sum(row.values()):>9}" + "".join(f"{row[name]:>11}" for name in COLUMNS))
+    return total
 
 
 if __name__ == "__main__":

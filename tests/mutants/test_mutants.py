@@ -120,6 +120,9 @@ def test_a_list_or_a_suite_that_is_broken_is_reported_and_counts_for_nothing(toy
     result = run(toy, NOTICED.replace("age >= 18", "age >= 21"))
     assert result.returncode == 2
     assert "ages.py: a person of 18 is no adult: its old text occurs 0 times instead of once" in result.stdout
+    result = run(toy, NOTICED.replace("age > 18", "age >"))
+    assert result.returncode == 2
+    assert "the changed file is not valid Python" in result.stdout
     (toy / "people").symlink_to(toy / "src" / "people")  # found before the copy
     result = run(toy, NOTICED)
     assert result.returncode == 2
