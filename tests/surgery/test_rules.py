@@ -114,8 +114,9 @@ def test_a_sum_in_another_precision_keeps_it(monkeypatch):
     cut_exactly(monkeypatch, plugin, make, scale=1e-6)
 
 
-def test_what_follows_dropout_absorbs_what_the_gates_do(monkeypatch):
-    model = Layers(nn.Dropout(0.5), nn.Identity(), nn.Linear(COLUMNS, 6))
+@pytest.mark.parametrize("first", [nn.Dropout(0.5), nn.BatchNorm1d(COLUMNS)])
+def test_layers_absorb_what_the_gates_do_and_dropout_passes_it_on(first, monkeypatch):
+    model = Layers(first, nn.Identity(), nn.Linear(COLUMNS, 6))
     model(torch.randn(4, COLUMNS))
     plugin, make = trained(model, at="fields", side="output")
     small = cut_exactly(monkeypatch, plugin, make)
