@@ -98,8 +98,12 @@ def _follow(
     affine: tuple[Tensor, Tensor],
     before: SiteTracer | None = None,
 ) -> tuple[SiteTracer, fx.Graph, dict[str, Tensor]]:
-    """Trace; a submodule whose Python cannot be followed becomes one opaque operation."""
+    """Trace; a submodule whose Python cannot be followed becomes one opaque operation.
+
+    It comes to an end: each round but the last makes at least one more submodule of the model opaque.
+    """
     places = {find_module(model, site.at): site for site in sites}
+    tree = set(model.modules())
     opaque: set[nn.Module] = set() if before is None else before.opaque
     while True:
         tracer = SiteTracer(gates, places, tuple(bind(model, call) for call in calls), affine, opaque, before)
@@ -113,7 +117,7 @@ def _follow(
         except SurgeryError:
             raise
         except Exception as error:
-            fresh = [module for module in tracer.failed if module not in opaque]
+            fresh = [module for module in tracer.failed if module in tree - opaque]
             if not fresh or before is not None:
                 raise SurgeryError(f"{type(model).__name__}.forward cannot be traced: {first_line(error)}") from error
             opaque.add(fresh[-1])

@@ -160,7 +160,7 @@ class SiteTracer(fx.Tracer):
 
     def call_module(self, m: nn.Module, forward: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Follow the call, with marks in place of the gates."""
-        if self.executing:
+        if self.executing or self._is_function(m):
             return forward(*args, **kwargs)
         site = self.sites.get(m)
         if site is not None and site.side == "input":
@@ -176,6 +176,14 @@ class SiteTracer(fx.Tracer):
         self.inside.pop()
         output = self.opened(output)
         return self.mark(site, output) if site is not None and site.side == "output" else output
+
+    def _is_function(self, m: nn.Module) -> bool:
+        """Whether it is a layer without weights that forward() creates, which is no more than a function."""
+        if m in (self.submodule_paths or ()):
+            return False
+        if any(True for _ in (*m.parameters(), *m.buffers())):
+            raise TraceError(f"it calls a {type(m).__name__} with weights that are not the model's")
+        return True
 
     def opened(self, value: Any) -> Any:
         """A keyed tensor with known keys, whose values alone stand for others."""
