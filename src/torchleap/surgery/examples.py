@@ -16,6 +16,7 @@ from ..gates import LeAP
 from ..keyed import is_jagged, rows_of, take_rows
 from ..sites import Call
 from .compare import alike
+from .hooks import through_hooks
 
 
 @dataclass(frozen=True)
@@ -91,7 +92,7 @@ def another(examples: Examples, count: int) -> Call:
 
 def bind(model: nn.Module, example: Call) -> dict[str, Any]:
     """The example's value of each argument of forward()."""
-    args, kwargs = fresh(example)
+    args, kwargs = through_hooks(model, fresh(example))
     try:
         return dict(inspect.signature(model.forward).bind(*args, **kwargs).arguments)
     except TypeError as error:

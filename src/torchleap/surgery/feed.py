@@ -19,6 +19,7 @@ from ..keyed import blocks_of, is_keyed, waited, with_values
 from ..sites import Call, Site, find_module
 from .build import memo_of, without_gates
 from .examples import fresh, in_eval
+from .hooks import move_last_hook, place_of_gates
 
 CHILD = "pruned"  # the constants' name in the layer that holds them
 
@@ -140,6 +141,7 @@ def feed(
         whole = site.columns or slice(0, fields.dims)
         inside = [n for n in fields.names if whole.start <= fields.columns(n).start and fields.columns(n).stop <= whole.stop]
         Fed(site, {name: fields.columns(name) for name in inside}, whole).hold(module)
+        move_last_hook(module, site, place_of_gates(find_module(model, site.at), site)[0])
     return small
 
 

@@ -11,6 +11,7 @@ from ..gates import LeAP
 from ..sites import Call, Site, find_module
 from .entries import Entries
 from .examples import Attributes, Examples, bind, in_eval
+from .hooks import muted, refuse_hooks_between
 from .inplace import put_out_of_place
 from .proxies import Values
 from .tracer import SiteTracer, gated, is_input
@@ -103,13 +104,16 @@ def _follow(
     It comes to an end: each round but the last makes at least one more submodule of the model opaque.
     """
     places = {find_module(model, site.at): site for site in sites}
+    for module, site in places.items():
+        refuse_hooks_between(module, site, is_root=module is model)
     tree = set(model.modules())
     opaque: set[nn.Module] = set() if before is None else before.opaque
     while True:
         tracer = SiteTracer(gates, places, tuple(bind(model, call) for call in calls), affine, opaque, before)
         attributes = Attributes(model)
         try:
-            graph = tracer.trace(model)
+            with muted(model):
+                graph = tracer.trace(model)
             _mark_output(graph, tracer)
             made = _made(model)
             own = {inner for module in opaque for inner in module.modules()}  # these run as they are, and may
@@ -129,7 +133,7 @@ def _follow(
         if model in writing or before is not None:
             raise SurgeryError(f"{type(model).__name__}.forward cannot be traced: it sets attributes")
         opaque.update(writing)
-    if not any(node.target is gated for node in graph.nodes):
+    if tracer.marked != set(sites):
         inside = next((module for module in opaque), model)
         raise SurgeryError(f"the gates sit inside {type(inside).__name__}, which cannot be traced")
     return tracer, graph, made

@@ -14,6 +14,7 @@ from ..gates import LeAP
 from ..keyed import is_collection, is_keyed, keyed_values, places_of, with_values
 from ..sites import Site
 from .entries import Entries
+from .hooks import has_hooks
 from .inplace import is_in_place, versions
 from .proxies import KnownProxy, Values
 
@@ -66,6 +67,7 @@ class SiteTracer(fx.Tracer):
         self.inside: list[nn.Module] = []
         self.failed: list[nn.Module] = []  # the modules, from the model inwards, in which tracing failed
         self.executing = False
+        self.marked: set[Site] = set()  # the sites that the example has passed
         self.autocast = _autocast()
 
     def proxy(self, node: fx.Node) -> KnownProxy:
@@ -118,7 +120,7 @@ class SiteTracer(fx.Tracer):
             return found
         if node.op == "call_module":
             module = self.root.get_submodule(str(node.target))
-            return module.forward(*args, **kwargs) if module in self.sites else module(*args, **kwargs)
+            return module(*args, **kwargs)
         if node.op == "call_method":
             return getattr(args[0], str(node.target))(*args[1:], **kwargs)
         if node.target is gated:
@@ -133,8 +135,9 @@ class SiteTracer(fx.Tracer):
         return attr_val if self.executing else super().getattr(attr, attr_val, parameter_proxy_cache)
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        """PyTorch's own layers, collections of tables, and modules that could not be followed."""
-        return is_collection(m) or m in self.opaque or super().is_leaf_module(m, module_qualified_name)
+        """PyTorch's own layers, collections of tables, and modules with hooks or that could not be followed."""
+        whole = is_collection(m) or m in self.opaque or has_hooks(m)
+        return whole or super().is_leaf_module(m, module_qualified_name)
 
     def create_args_for_root(self, root_fn: Any, is_module: bool, concrete_args: Any = None) -> Any:
         """Arguments that the example leaves out keep their default; a dict is a dict, so that the model may walk over it."""
@@ -169,7 +172,7 @@ class SiteTracer(fx.Tracer):
             args, kwargs = ((marked, *args[1:]), kwargs) if name is None else (args, {**kwargs, name: marked})
         self.inside.append(m)
         try:
-            output = super().call_module(m, forward if site is None else m.forward, args, kwargs)
+            output = super().call_module(m, forward, args, kwargs)
         except Exception:
             self.failed = self.failed or list(self.inside)
             raise
@@ -201,6 +204,7 @@ class SiteTracer(fx.Tracer):
 
     def mark(self, site: Site, value: Any) -> Any:
         """What leaves the gates."""
+        self.marked.add(site)
         fields = self.gates.arriving_fields()
         if is_keyed(value):
             return with_values(value, self._mark_keyed([fields.columns(key) for key in value.keys()], value.values()))  # noqa: SIM118
