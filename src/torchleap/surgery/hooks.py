@@ -57,7 +57,7 @@ def place_of_gates(module: nn.Module, site: Site) -> tuple[int, int]:
 
 def move_last_hook(module: nn.Module, site: Site, place: int) -> None:
     """Put the hook that was hung last behind so many others."""
-    hooks = module._forward_pre_hooks if site.side == "input" else module._forward_hooks
+    hooks: Any = module._forward_pre_hooks if site.side == "input" else module._forward_hooks
     for key in list(hooks)[place:-1]:
         hooks.move_to_end(key)
 
@@ -83,7 +83,7 @@ def through_hooks(model: nn.Module, call: Call) -> Call:
             continue
         changed: Any
         if key in model._forward_pre_hooks_with_kwargs:
-            changed = hook(model, args, kwargs)  # type: ignore[call-arg]
+            changed = hook(model, args, kwargs)
             args, kwargs = (args, kwargs) if changed is None else changed
         else:
             changed = hook(model, args)

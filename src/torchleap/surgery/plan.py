@@ -1,6 +1,7 @@
 """plan -> print -> check -> apply: what surgery will do to a model, and then the model that it makes."""
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal, get_args
@@ -8,7 +9,7 @@ from typing import Any, Literal, get_args
 import torch
 from torch import fx, nn
 
-from ..errors import SurgeryError
+from ..errors import FieldError, SurgeryError
 from ..gates import LeAP
 from ..keyed import is_sharded
 from ..selection import Selection
@@ -124,8 +125,12 @@ class Surgery:
         scale, shift = affine(gates, kept)
         self.affine = (scale, shift if fill == "mean" else torch.where(kept.to(shift.device), shift, 0))
         self.exact = self.masked(example)
+        self.reference: Callable[[Call], Any] = self.masked
+        if fill == "zero":
+            self.reference = partial(run, feed(model, gates, sites, self.affine, share=True))
         self.examples = Examples.of(model, gates, example)
         self.expected = self.expect()
+        self.other_lengths = self.expect_of_others()
 
     def masked(self, example: Call) -> Any:
         """What the model computes with the dropped fields at their means."""
@@ -134,9 +139,7 @@ class Surgery:
 
     def expect(self) -> list[tuple[Call, Any]]:
         """Batches, each with what the pruned model should make of it: the example, and others that differ from it."""
-        reference: Callable[[Call], Any] = self.masked
-        if self.fill == "zero":
-            reference = partial(run, feed(self.model, self.gates, self.sites, self.affine, share=True))
+        reference = self.reference
         expected = [(self.examples.once, reference(self.examples.once))]
         for rows in (self.examples.rows + 3, 1):
             other = another(self.examples, rows)
@@ -145,6 +148,13 @@ class Surgery:
             except Exception:  # a batch that the model does not take, such as one whose offsets are no longer in order
                 self.gates.passed = {}
         return expected
+
+    def expect_of_others(self) -> list[tuple[Call, Any]]:
+        """Batches of other lengths, each with what the pruned model should make of it, if it does not refuse them."""
+        found = []
+        for batch in self.examples.calls[2:]:
+            found.append((batch, self.reference(batch)))
+        return found
 
     def prepare(self) -> tuple[Plan, Callable[[], nn.Module]]:
         """The plan, and what makes the model."""
@@ -202,8 +212,15 @@ class Surgery:
         for batch, expected in self.expected:
             with poisoned(trial):
                 found = run(trial, batch)
-            if not alike(found, expected):
-                raise SurgeryError(f"the pruned model would differ from the masked one by {difference(found, expected):.2g}")
+            self.compare(found, expected)
+        for batch, expected in self.other_lengths:
+            with poisoned(trial), suppress(FieldError):
+                self.compare(run(trial, batch), expected)
+
+    def compare(self, found: Any, expected: Any) -> None:
+        """Refuse a pruned model whose output differs."""
+        if not alike(found, expected):
+            raise SurgeryError(f"the pruned model would differ from the masked one by {difference(found, expected):.2g}")
 
     def plan(self, candidate: Candidate, trial: nn.Module, reasons: list[str]) -> Plan:
         """What is done, and what it saves."""

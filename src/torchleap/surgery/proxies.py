@@ -7,7 +7,9 @@ import torch
 from torch import Tensor, fx
 from torch.fx.proxy import TraceError
 
-Values = tuple[Any, Any, Any]  # of a node on the example, on its rows twice, on longer ones
+from .sizes import Sizes
+
+Values = tuple[Any, ...]  # of a node on the example, on its rows twice, on longer ones, and on other values
 
 
 SPLITS: set[Any] = {  # whose parts are elements of the same rows
@@ -37,6 +39,11 @@ class KnownProxy(fx.Proxy):
         runs: Values = self.tracer.runs[self.node]  # type: ignore[attr-defined]
         return runs
 
+    @property
+    def _sizes(self) -> Sizes:
+        sizes: Sizes = self.tracer.sizes  # type: ignore[attr-defined]
+        return sizes
+
     def __getattr__(self, name: str) -> Any:
         if isinstance(self._known, Tensor):
             if name == "shape":
@@ -57,12 +64,14 @@ class KnownProxy(fx.Proxy):
 
     def _size(self, place: int) -> Any:
         sizes = {run.shape[place] for run in self._runs}
-        return sizes.pop() if len(sizes) == 1 else self.tracer.create_proxy("call_method", "size", (self, place), {})
+        known = len(sizes) == 1 and not self._sizes.is_free(self.node, place)
+        return sizes.pop() if known else self.tracer.create_proxy("call_method", "size", (self, place), {})
 
     def numel(self) -> Any:
         """A number, unless it depends on the batch."""
         sizes = {run.numel() for run in self._runs} if isinstance(self._known, Tensor) else set()
-        return sizes.pop() if len(sizes) == 1 else self.tracer.create_proxy("call_method", "numel", (self,), {})
+        known = len(sizes) == 1 and not self._sizes.free.get(self.node)
+        return sizes.pop() if known else self.tracer.create_proxy("call_method", "numel", (self,), {})
 
     def dim(self) -> int:
         """The number of dimensions."""
@@ -94,7 +103,12 @@ class KnownProxy(fx.Proxy):
         if self.node.target not in SPLITS:
             return False
         dim, runs = split_dim(self.node), self.tracer.runs[self.node.args[0]]  # type: ignore[attr-defined]
-        return not isinstance(dim, int) or len({run.shape[dim] for run in runs}) > 1
+        if not isinstance(dim, int) or len({run.shape[dim] for run in runs}) > 1:
+            return True
+        split: Any = self.node.args[0]
+        return self._sizes.is_free(split, dim % runs[0].dim()) or any(
+            source in self._sizes.numbers for source in self.node.all_input_nodes
+        )
 
     def __bool__(self) -> bool:
         if isinstance(self._known, tuple | list):

@@ -68,7 +68,7 @@ def trace(model: nn.Module, gates: LeAP, sites: tuple[Site, ...], examples: Exam
     Args:
         scale: What the gates do to each column, scale * x + shift, (D,); 0 where a column is dropped.
     """
-    calls = (examples.once, examples.twice, examples.longer)
+    calls = examples.calls
     with in_eval(model), torch.enable_grad():
         tracer, graph, constants = _follow(model, gates, sites, calls, (scale, shift))
         for module in model.modules():
@@ -81,12 +81,12 @@ def trace(model: nn.Module, gates: LeAP, sites: tuple[Site, ...], examples: Exam
     out_of_place = put_out_of_place(graph, tracer.changing, values, model)
     kinds: dict[fx.Node, Kind] = {}
     for node in graph.nodes:
-        kinds[node] = "mode" if node in mode else _kind(node, kinds, tracer.runs[node], examples.rows)
+        kinds[node] = "mode" if node in mode else _kind(node, kinds, tracer, examples.counts)
         if node.target is gated and kinds[node] != "rows":
             raise SurgeryError(
                 f"of the batch it cannot be told which of its dimensions are the {examples.rows} rows of the gates"
             )
-    varying = _varying(graph, kinds, tracer.runs)
+    varying = _varying(graph, kinds, tracer)
     rows, ordered = examples.rows, examples.ordered
     return Trace(model, graph, values, kinds, varying, constants, tracer.entries, out_of_place, rows, ordered)
 
@@ -192,30 +192,39 @@ def _ask_for_the_mode(graph: fx.Graph, in_training: fx.Graph) -> dict[fx.Node, b
     return {} if flag is None else {flag: False}
 
 
-def _kind(node: fx.Node, kinds: dict[fx.Node, Kind], runs: Values, rows: int) -> Kind:
-    once, twice, _ = runs
+def _kind(node: fx.Node, kinds: dict[fx.Node, Kind], tracer: SiteTracer, counts: tuple[int, ...]) -> Kind:
+    runs = tracer.runs[node]
+    once, twice = runs[:2]
     sources = [kinds[source] for source in node.all_input_nodes]
-    if isinstance(once, Tensor) and isinstance(twice, Tensor):
+    if isinstance(once, Tensor) and all(isinstance(run, Tensor) for run in runs):
         if node.op == "get_attr" or (sources and all(kind == "fixed" for kind in sources)):
             return "fixed"
-        has_rows = once.dim() and once.shape[0] == rows and twice.shape == (2 * rows, *once.shape[1:])
-        return "rows" if has_rows else "other"
-    counts = node.target == "size" and node.args[1:] == (0,) and sources == ["rows"]
-    of_jagged = node.target == "stride" and len(node.args) == 1 and (once, twice) == (rows, 2 * rows)
-    return "batch" if counts or of_jagged else "other"
+        return "rows" if _has_rows(runs, counts) and not tracer.sizes.is_free(node, 0) else "other"
+    counted = node.target == "size" and node.args[1:] == (0,) and sources == ["rows"]
+    of_jagged = node.target == "stride" and len(node.args) == 1 and (once, twice) == counts[:2]
+    return "batch" if counted or of_jagged else "other"
 
 
-def _varying(graph: fx.Graph, kinds: dict[fx.Node, Kind], runs: dict[fx.Node, Values]) -> set[fx.Node]:
+def _has_rows(runs: Values, counts: tuple[int, ...]) -> bool:
+    once, twice = runs[:2]
+    if not once.dim() or twice.shape[1:] != once.shape[1:]:
+        return False
+    return all(run.dim() == once.dim() and run.shape[0] == count for run, count in zip(runs, counts, strict=True))
+
+
+def _varying(graph: fx.Graph, kinds: dict[fx.Node, Kind], tracer: SiteTracer) -> set[fx.Node]:
     """Nodes with rows of changing lengths. An input is one only if its length lives on: else its columns are read one by one."""
+    runs = tracer.runs
 
     def in_shape(node: fx.Node) -> bool:
-        once, _, longer = runs.get(node, (None, None, None))
-        return isinstance(once, Tensor) and isinstance(longer, Tensor) and once.shape != longer.shape
+        shapes = {run.shape[1:] for run in runs[node]}
+        return len(shapes) > 1 or bool(tracer.sizes.free.get(node))
 
     def in_value(node: fx.Node) -> bool:
-        once, _, longer = runs.get(node, (None, None, None))
+        found = runs.get(node, (None, None, None))
+        once, longer = found[0], found[2]
         if isinstance(once, Tensor) and isinstance(longer, Tensor):
-            return in_shape(node) or not torch.equal(once, longer)
+            return once.shape != longer.shape or not torch.equal(once, longer)
         return once is not None and once != longer
 
     found = {node for node in graph.nodes if kinds[node] == "rows" and in_shape(node)}

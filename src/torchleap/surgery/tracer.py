@@ -17,6 +17,7 @@ from .entries import Entries
 from .hooks import has_hooks
 from .inplace import is_in_place, versions
 from .proxies import KnownProxy, Values
+from .sizes import Sizes
 
 
 def gated(x: Any, start: int, stop: int) -> Any:
@@ -36,7 +37,7 @@ class SiteTracer(fx.Tracer):
     """Traces a model without its gates, marks the places where they sit, and computes every value on the example.
 
     Args:
-        given: Each argument's value on the example, on its rows twice, on longer ones.
+        given: Each argument's value on the example, on its rows twice, on longer ones, on other values.
         scale: What the gates do to each column: scale * x + shift.
         opaque: Modules that could not be followed.
         before: A trace in eval mode that this one, in train mode, should be equal to.
@@ -62,6 +63,7 @@ class SiteTracer(fx.Tracer):
         self.before = before
         self.order: list[fx.Node] = []
         self.runs: dict[fx.Node, Values] = {}
+        self.sizes = Sizes(self.runs)
         self.changing: set[fx.Node] = set()  # nodes that change an input in place
         self.entries: dict[str, Entries] = {}
         self.inside: list[nn.Module] = []
@@ -88,10 +90,11 @@ class SiteTracer(fx.Tracer):
             if known is None or (known.op, known.target) != (node.op, node.target):
                 raise SurgeryError("forward() takes another way in train() than in eval()")
             self.runs[node] = self.before.runs[known]
+            self.sizes.adopt(node, self.before.sizes, known)
         elif kind != "output":
             self._run(node)
         else:
-            self.runs[node] = (None, None, None)
+            self.runs[node] = (None,) * len(self.given)
         return node
 
     def _run(self, node: fx.Node) -> None:
@@ -100,10 +103,13 @@ class SiteTracer(fx.Tracer):
             with torch.no_grad():
                 inputs = [self.runs[source][0] for source in node.all_input_nodes]
                 before = versions(inputs)
-                found = [self._compute(node, lambda source, i=i: self.runs[source][i], self.given[i]) for i in range(3)]
+                found = [
+                    self._compute(node, lambda source, i=i: self.runs[source][i], self.given[i]) for i in range(len(self.given))
+                ]
         finally:
             self.executing = False
-        self.runs[node] = (found[0], found[1], found[2])
+        self.runs[node] = tuple(found)
+        self.sizes.learn(node)
         module = self.root.get_submodule(str(node.target)) if node.op == "call_module" else None
         if versions(inputs) != before or is_in_place(node, module):
             self.changing.add(node)
