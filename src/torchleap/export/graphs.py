@@ -16,12 +16,14 @@ from torch.nn import functional
 
 from ..errors import SurgeryError
 from ..surgery.entries import expect_entries
+from ..surgery.inputs import expect_inputs
 from ..surgery.registry import CALLS, LAYERS
 from ..surgery.writer import kept_columns
 
 _EXTRA: tuple[Any, ...] = (
     kept_columns,
     expect_entries,
+    expect_inputs,
     torch.softmax,
     functional.softmax,
     functional.layer_norm,

@@ -25,6 +25,7 @@ from .trace import Trace, affine, first_line, trace
 from .writer import Origin, runs_of
 
 Fill = Literal["mean", "zero"]
+MOST_ASSUMPTIONS = 12  # that are printed
 
 
 @dataclass(frozen=True)
@@ -53,6 +54,7 @@ class Plan:
     means: dict[str, list[float]] = field(repr=False)  # of the dropped fields: what they are in the pruned model
     change: float  # of the output on the example by fill="zero", at most; 0 with means
     origins: dict[str, Origin] = field(repr=False)  # of parameters that were cut, by name
+    assumptions: tuple[str, ...] = ()  # about the batch; the pruned model checks them at each call
 
     def __repr__(self) -> str:
         fields, dims = self.selection.fields, self.selection.dims
@@ -70,6 +72,10 @@ class Plan:
             lines.append(table(["layer", "before => after", "parameters"], [[p, c.ljust(width), n] for p, c, n in cells]))
         if self.unread:
             lines.append("No longer read: " + ", ".join(map(str, self.unread)) + ".")
+        if self.assumptions:
+            more = len(self.assumptions) - MOST_ASSUMPTIONS
+            shown = [*self.assumptions[:MOST_ASSUMPTIONS], *([f"{more} more in .assumptions"] if more > 0 else [])]
+            lines.append("Assumes: " + "; ".join(shown) + ".")
         return "\n".join([*lines, *self.notes])
 
 
@@ -106,6 +112,7 @@ class Candidate:
     notes: tuple[str, ...] = ()
     unread: tuple[Unread, ...] = ()
     origins: dict[str, Origin] = field(default_factory=dict)
+    assumptions: tuple[str, ...] = ()
 
 
 class Surgery:
@@ -188,6 +195,7 @@ class Surgery:
             notes=tuple(notes),
             unread=(*unread, *(Unread(name) for name in features_unread(rewritten))),
             origins=rewritten.writer.origins,
+            assumptions=tuple(rewritten.writer.assumptions),
         )
 
     def fed_without_tables(self) -> Candidate:
@@ -243,6 +251,7 @@ class Surgery:
             means={name: self.affine[1][fields.columns(name)].tolist() for name in self.selection.dropped},
             change=change,
             origins=candidate.origins,
+            assumptions=candidate.assumptions,
         )
 
 

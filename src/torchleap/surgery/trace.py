@@ -1,5 +1,6 @@
 """A model as a graph: every operation between the inputs, the gates and the output, with its values on an example batch."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -13,6 +14,7 @@ from .entries import Entries
 from .examples import Attributes, Examples, bind, in_eval
 from .hooks import muted, refuse_hooks_between
 from .inplace import put_out_of_place
+from .inputs import Asked, Path
 from .proxies import Values
 from .tracer import SiteTracer, gated, is_input
 
@@ -32,6 +34,11 @@ class Trace:
         entries: The arguments that are dicts, with what forward() asks of them.
         out_of_place: Layers that must not change their input in place any more.
         rows: Of the example.
+        ordered: Whether the model cares for the order of a dict's entries.
+        given: Each argument's value on the runs of the trace.
+        counts: The number of rows of each run.
+        asked: Questions that were answered as on the example.
+        nothing: Parts of the batch that are None.
     """
 
     model: nn.Module
@@ -44,6 +51,10 @@ class Trace:
     out_of_place: set[str]
     rows: int
     ordered: bool
+    given: tuple[Mapping[str, Any], ...]
+    counts: tuple[int, ...]
+    asked: list[Asked]
+    nothing: list[Path]
 
     def shape(self, node: fx.Node) -> tuple[int, ...]:
         """The shape of one row of a node."""
@@ -87,8 +98,22 @@ def trace(model: nn.Module, gates: LeAP, sites: tuple[Site, ...], examples: Exam
                 f"of the batch it cannot be told which of its dimensions are the {examples.rows} rows of the gates"
             )
     varying = _varying(graph, kinds, tracer)
-    rows, ordered = examples.rows, examples.ordered
-    return Trace(model, graph, values, kinds, varying, constants, tracer.entries, out_of_place, rows, ordered)
+    return Trace(
+        model=model,
+        graph=graph,
+        values=values,
+        kinds=kinds,
+        varying=varying,
+        constants=constants,
+        entries=tracer.entries,
+        out_of_place=out_of_place,
+        rows=examples.rows,
+        ordered=examples.ordered,
+        given=tracer.given,
+        counts=examples.counts,
+        asked=tracer.asked,
+        nothing=tracer.nothing,
+    )
 
 
 def _follow(

@@ -16,6 +16,7 @@ from ..sites import Site
 from .entries import Entries
 from .hooks import has_hooks
 from .inplace import is_in_place, versions
+from .inputs import Asked, Path, is_container, part_of, path_of
 from .proxies import KnownProxy, Values
 from .sizes import Sizes
 
@@ -66,6 +67,8 @@ class SiteTracer(fx.Tracer):
         self.sizes = Sizes(self.runs)
         self.changing: set[fx.Node] = set()  # nodes that change an input in place
         self.entries: dict[str, Entries] = {}
+        self.asked: list[Asked] = []
+        self.nothing: list[Path] = []  # parts of the batch that are None
         self.inside: list[nn.Module] = []
         self.failed: list[nn.Module] = []  # the modules, from the model inwards, in which tracing failed
         self.executing = False
@@ -78,6 +81,7 @@ class SiteTracer(fx.Tracer):
 
     def create_node(self, kind: str, target: Any, *rest: Any, **named: Any) -> fx.Node:
         """Write a node and compute its values."""
+        self._refuse_methods(kind, rest)
         node = super().create_node(kind, target, *rest, **named)
         place = len(self.order)
         self.order.append(node)
@@ -96,6 +100,27 @@ class SiteTracer(fx.Tracer):
         else:
             self.runs[node] = (None,) * len(self.given)
         return node
+
+    def _refuse_methods(self, kind: str, rest: tuple[Any, ...]) -> None:
+        """A method of the batch may answer otherwise for each batch, and even with None, which no trace sees."""
+        first = rest[0][0] if kind == "call_method" and rest and rest[0] else None
+        path = path_of(first, self.given[0]) if isinstance(first, fx.Node) else None
+        if path is not None and is_container(part_of(self.given[0], path)):
+            raise TraceError("it calls a method of the batch")
+
+    def is_nothing(self, first: fx.Node, how: str, key: Any) -> bool:
+        """Tell whether a part of the batch is None on the example; forward() is then followed without it."""
+        path = path_of(first, self.given[0])
+        if path is None or not is_container(part_of(self.given[0], path)):
+            return False
+        name, steps = path
+        try:
+            found = part_of(self.given[0], (name, (*steps, (how, key))))
+        except (KeyError, IndexError, AttributeError, TypeError):
+            return False
+        if found is None:
+            self.nothing.append((name, (*steps, (how, key))))
+        return found is None
 
     def _run(self, node: fx.Node) -> None:
         self.executing = True
@@ -154,14 +179,16 @@ class SiteTracer(fx.Tracer):
             name = str(proxy.node.target)
             if name.startswith("*"):
                 raise SurgeryError(f"forward() takes {name}, whose arguments have no names")
-            if name in self.given[0]:
+            if name not in self.given[0]:
+                found.append(defaults[name].default)
+            elif self.given[0][name] is None:
+                self.nothing.append((name, ()))
+                found.append(None)
+            else:
                 value = self.given[0][name]
                 if isinstance(value, Mapping):
                     self.entries[name] = Entries({key: proxy[key] for key in value})
                 found.append(self.entries.get(name, self.opened(proxy)))
-            else:
-                found.append(defaults[name].default)
-                self.graph.erase_node(proxy.node)
         site = self.sites.get(self.root)
         if site is not None and site.side == "input":
             found[1] = self.mark(site, found[1])
