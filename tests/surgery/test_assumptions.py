@@ -317,9 +317,9 @@ STEERED = {
     "dimensions": (lambda y, by: y * 2 if by.dim() == 2 else y, torch.ones(1), torch.ones(1, 1)),
     "a layout": (lambda y, by: y * 2 if by.is_sparse else y, torch.ones(1), torch.ones(1).to_sparse()),
     "a device": (lambda y, by: y * 2 if by.device.type == "meta" else y, torch.ones(1), torch.ones(1, device="meta")),
-    "the dtype of a product": (lambda y, by: y * 2 if (by * 2).dtype == torch.float64 else y, torch.ones(1), torch.ones(1).double()),
+    "the dtype of a product": (lambda y, by: y * (1 + ((by * 2).dtype == torch.float64)), torch.ones(1), torch.ones(1).double()),
     "a length": (lambda y, by: y * by.shape[0], torch.ones(3), torch.ones(4)),
-    "a size that must be a square": (lambda y, by: y * by.view(int(by.numel() ** 0.5), -1).shape[0], torch.ones(9), torch.ones(16)),
+    "a square": (lambda y, by: y * by.view(int(by.numel() ** 0.5), -1).shape[0], torch.ones(9), torch.ones(16)),
 }  # fmt: skip
 
 
@@ -406,7 +406,7 @@ def test_guards_let_any_number_of_rows_pass_and_batches_without_what_is_not_read
 
 
 def test_guards_are_compiled_and_exported(tmp_path):
-    plugin, selection, small = pruned(Masked(), lambda rows=32, seed=0: (ids_by_name(rows, seed), torch.rand(rows)))
+    _, selection, small = pruned(Masked(), lambda rows=32, seed=0: (ids_by_name(rows, seed), torch.rand(rows)))
     call = (ids_by_name(7, 9), torch.rand(7))
     torch.testing.assert_close(torch.compile(small, fullgraph=True, backend="eager")(*call), small(*call))
     tl.export.to_program(small, tmp_path / "model.pt2", call)
@@ -416,7 +416,7 @@ def test_guards_are_compiled_and_exported(tmp_path):
 
 def test_the_plan_says_which_lengths_may_differ():
     selection = tl.Selection(FIELDS, (0.5,) * 3, (False, True, True))
-    plugin, selection, small = pruned(Sequence(lambda m, h, b: mean_of(h)), sequences, fields=FIELDS, selection=selection)
+    *_, small = pruned(Sequence(lambda m, h, b: mean_of(h)), sequences, fields=FIELDS, selection=selection)
     assert tl.plan_of(small).assumptions == (
         "lengths of `batch['history']` may differ",
         "`batch['x']` has 4 columns (others are refused)",

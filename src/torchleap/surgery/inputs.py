@@ -144,8 +144,8 @@ def expected_of(
     found += [Expected(path, "same") for path in dict.fromkeys(nothing)]
     for node in old.nodes:
         if node.op == "placeholder" and node.target not in given[0]:
-            default = node.args[0] if node.args else None
-            found.append(Expected((str(node.target), ()), "same", value=default, optional=True))
+            value = node.args[0] if node.args else None
+            found.append(Expected((str(node.target), ()), "same", value=value, optional=True))
     return found
 
 

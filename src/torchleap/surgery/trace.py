@@ -15,6 +15,7 @@ from .examples import Attributes, Examples, bind, in_eval
 from .hooks import muted, refuse_hooks_between
 from .inplace import put_out_of_place
 from .inputs import Asked, Path
+from .parameters import OwnTensors
 from .proxies import Values
 from .tracer import SiteTracer, gated, is_input
 
@@ -137,7 +138,7 @@ def _follow(
         tracer = SiteTracer(gates, places, tuple(bind(model, call) for call in calls), affine, opaque, before)
         attributes = Attributes(model)
         try:
-            with muted(model):
+            with muted(model), OwnTensors(tracer, model):
                 graph = tracer.trace(model)
             _mark_output(graph, tracer)
             made = _made(model)

@@ -17,6 +17,7 @@ from .entries import Entries
 from .hooks import has_hooks
 from .inplace import is_in_place, versions
 from .inputs import Asked, Path, is_container, part_of, path_of
+from .parameters import refuse_trained
 from .proxies import KnownProxy, Values
 from .sizes import Sizes
 
@@ -233,6 +234,8 @@ class SiteTracer(fx.Tracer):
         if is_keyed(a) and isinstance(a.values(), fx.Proxy):
             parts = {"keys": list(a.keys()), "length_per_key": list(a.length_per_key()), "values": a.values()}
             a = self.create_proxy("call_function", type(a), (), {**parts, "key_dim": a.key_dim()})
+        if isinstance(a, Tensor):
+            refuse_trained(a, self)
         return super().create_arg(a)
 
     def mark(self, site: Site, value: Any) -> Any:
