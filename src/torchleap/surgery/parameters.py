@@ -11,7 +11,10 @@ if TYPE_CHECKING:
     from .tracer import SiteTracer
 
 _TENSORS = {"data", "T", "mT", "H", "mH", "real", "imag", "grad"}  # properties that are tensors themselves
-_ABOUT = {"__hash__", "__repr__", "__format__", "__dir__"}
+_ABOUT = {  # what no training changes
+    *("__hash__", "__repr__", "__format__", "__dir__", "__len__", "dim", "size", "numel", "stride", "element_size"),
+    *("is_floating_point", "is_inference", "is_contiguous", "untyped_storage", "data_ptr"),
+}
 
 
 class OwnTensors(TorchFunctionMode):

@@ -130,15 +130,15 @@ class SiteTracer(fx.Tracer):
                 inputs = [self.runs[source][0] for source in node.all_input_nodes]
                 before = versions(inputs)
                 found = [
-                    self._compute(node, lambda source, i=i: self.runs[source][i], self.given[i]) for i in range(len(self.given))
+                    self._compute(node, lambda source, i=i: self.runs[source][i], given) for i, given in enumerate(self.given)
                 ]
+            self.runs[node] = tuple(found)
+            self.sizes.learn(node)
+            module = self.root.get_submodule(str(node.target)) if node.op == "call_module" else None
+            if versions(inputs) != before or is_in_place(node, module):
+                self.changing.add(node)
         finally:
             self.executing = False
-        self.runs[node] = tuple(found)
-        self.sizes.learn(node)
-        module = self.root.get_submodule(str(node.target)) if node.op == "call_module" else None
-        if versions(inputs) != before or is_in_place(node, module):
-            self.changing.add(node)
 
     def _compute(self, node: fx.Node, values: Any, given: Mapping[str, Any]) -> Any:
         inputs: Any = fx.map_arg((node.args, node.kwargs), values)
