@@ -15,6 +15,7 @@ from ..errors import SurgeryError
 from ..gates import LeAP
 from ..keyed import is_jagged, rows_of, take_rows
 from ..sites import Call
+from .channels import Attributes
 from .compare import alike
 from .hooks import through_hooks
 from .stretch import far, lengths_of, near, resized, stretched
@@ -184,31 +185,6 @@ def in_eval(model: nn.Module) -> Iterator[None]:
             module.training = training
 
 
-class Attributes:
-    """What the modules of a model hold, to see what forward() changes and to undo it."""
-
-    def __init__(self, model: nn.Module) -> None:
-        self.held = [(module, {name: (v, _content(v)) for name, v in vars(module).items()}) for module in model.modules()]
-
-    def changed(self) -> list[nn.Module]:
-        """The modules on which forward() has set or changed an attribute."""
-        return [module for module, before in self.held if not _unchanged(module, before)]
-
-    def restore(self) -> None:
-        """Undo it."""
-        for module, before in self.held:
-            if _unchanged(module, before):
-                continue
-            vars(module).clear()
-            for name, (value, content) in before.items():
-                if type(value) is list:
-                    value[:] = content
-                elif type(value) in (dict, set):
-                    value.clear()
-                    value.update(content)
-                vars(module)[name] = value
-
-
 @contextmanager
 def untouched(model: nn.Module) -> Iterator[None]:
     """Within this context the model may be run; afterwards its attributes and buffers are what they were."""
@@ -222,25 +198,6 @@ def untouched(model: nn.Module) -> Iterator[None]:
             for buffer, version, value in buffers:
                 if buffer._version != version:
                     buffer.copy_(value)
-
-
-def _content(value: Any) -> Any:
-    return copy.copy(value) if type(value) in (list, dict, set) else value
-
-
-def _unchanged(module: nn.Module, before: dict[str, tuple[Any, Any]]) -> bool:
-    now = {name: value for name, value in vars(module).items() if name != "training"}
-    if set(now) != set(before) - {"training"}:
-        return False
-    return all(value is before[name][0] and _same(value, before[name][1]) for name, value in now.items())
-
-
-def _same(value: Any, content: Any) -> bool:
-    if type(value) in (list, set):
-        return len(value) == len(content) and all(a is b for a, b in zip(value, content, strict=True))
-    if type(value) is dict:
-        return list(value) == list(content) and all(value[key] is content[key] for key in value)
-    return True
 
 
 def _arriving(model: nn.Module, gates: LeAP, example: Call) -> tuple[int, Any]:

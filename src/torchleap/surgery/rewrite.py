@@ -8,9 +8,11 @@ from typing import Any
 
 from torch import Tensor, fx, nn
 
+from ..errors import SurgeryError
 from ..gates import LeAP
 from ..keyed import is_collection
 from .build import find
+from .channels import call_unchanged
 from .entries import assumed_entries, expect_entries
 from .examples import in_eval
 from .facts import Facts, View
@@ -47,7 +49,24 @@ def rewrite(trace: Trace, scale: Tensor, shift: Tensor) -> Rewrite:
     tensors = [path for path in read if not still[id(find(model, path))]]
     for path in sorted(trace.out_of_place & {str(node.target) for node in writer.graph.nodes}):
         writer.attributes.setdefault(path, {})["inplace"] = False
+    _keep_aside(trace, writer.graph)
     return Rewrite(view, rules, writer, tuple(sorted(layers)), tuple(sorted(tensors)))
+
+
+def _keep_aside(trace: Trace, graph: fx.Graph) -> None:
+    """Check at each call that modules which are not followed leave their arguments alone."""
+    calls = [node for node in graph.nodes if node.op == "call_module" and node.target in trace.aside]
+    called = {str(node.target) for node in calls}
+    before = {str(node.target) for node in trace.graph.nodes if node.op == "call_module"}
+    lost = [path for path, writes in trace.aside.items() if writes and path in before - called]
+    if lost:
+        raise SurgeryError(f"{lost[0]} sets attributes, but nothing reads what it returns")
+    for node in calls:
+        with graph.inserting_before(node):
+            module = graph.get_attr(str(node.target))
+            new = graph.call_function(call_unchanged, (module, node.args, dict(node.kwargs)))
+        node.replace_all_uses_with(new)
+        graph.erase_node(node)
 
 
 def _uses(graph: fx.Graph, model: nn.Module) -> Counter[int]:

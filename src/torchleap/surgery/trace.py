@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -10,9 +11,10 @@ from torch import Tensor, fx, nn
 from ..errors import SurgeryError
 from ..gates import LeAP
 from ..sites import Call, Site, find_module
+from .channels import Attributes, Globals, names_changed, watched
 from .entries import Entries
-from .examples import Attributes, Examples, bind, in_eval
-from .hooks import muted, refuse_hooks_between
+from .examples import Examples, bind, in_eval
+from .hooks import has_hooks, muted, refuse_hooks_between
 from .inplace import put_out_of_place
 from .inputs import Asked, Path
 from .parameters import OwnTensors
@@ -33,6 +35,7 @@ class Trace:
         varying: Nodes with rows whose other dimensions depend on the batch, such as padded histories.
         constants: Tensors that the code makes itself, by the name under which the graph reads them.
         entries: The arguments that are dicts, with what forward() asks of them.
+        aside: Modules that are not followed, each with whether it changes its attributes.
         out_of_place: Layers that must not change their input in place any more.
         rows: Of the example.
         ordered: Whether the model cares for the order of a dict's entries.
@@ -49,6 +52,7 @@ class Trace:
     varying: set[fx.Node]
     constants: dict[str, Tensor]
     entries: dict[str, Entries]
+    aside: dict[str, bool]
     out_of_place: set[str]
     rows: int
     ordered: bool
@@ -107,6 +111,7 @@ def trace(model: nn.Module, gates: LeAP, sites: tuple[Site, ...], examples: Exam
         varying=varying,
         constants=constants,
         entries=tracer.entries,
+        aside={path: module in tracer.writing for path, module in _aside(model, tracer)},
         out_of_place=out_of_place,
         rows=examples.rows,
         ordered=examples.ordered,
@@ -137,13 +142,19 @@ def _follow(
     while True:
         tracer = SiteTracer(gates, places, tuple(bind(model, call) for call in calls), affine, opaque, before)
         attributes = Attributes(model)
+        variables = Globals(model)
         try:
-            with muted(model), OwnTensors(tracer, model):
+            names = _changeable(model, tracer)
+            executing = partial(getattr, tracer, "executing")
+            with muted(model), watched(model, names, executing), OwnTensors(tracer, model):
                 graph = tracer.trace(model)
+            if variables.changed():
+                raise SurgeryError("forward() changes a global variable or an attribute of a class")
             _mark_output(graph, tracer)
             made = _made(model)
             own = {inner for module in opaque for inner in module.modules()}  # these run as they are, and may
-            writing = [module for module in attributes.changed() if module not in own]
+            changed = attributes.changed()
+            writing = [module for module in changed if module not in own]
         except SurgeryError:
             raise
         except Exception as error:
@@ -155,6 +166,7 @@ def _follow(
         finally:
             attributes.restore()
         if not writing:
+            tracer.writing = {module for module in opaque if not set(changed).isdisjoint(module.modules())}
             break
         if model in writing or before is not None:
             raise SurgeryError(f"{type(model).__name__}.forward cannot be traced: it sets attributes")
@@ -163,6 +175,26 @@ def _follow(
         inside = next((module for module in opaque), model)
         raise SurgeryError(f"the gates sit inside {type(inside).__name__}, which cannot be traced")
     return tracer, graph, made
+
+
+def _aside(model: nn.Module, tracer: SiteTracer) -> list[tuple[str, nn.Module]]:
+    """Return the modules that are not followed, by name."""
+    modules = model.named_modules(remove_duplicate=False)
+    return [(path, module) for path, module in modules if path and (module in tracer.opaque or has_hooks(module))]
+
+
+def _changeable(model: nn.Module, tracer: SiteTracer) -> set[str]:
+    """Return the attributes that modules which are not followed could change; global variables they must leave alone."""
+    inside = {inner for _, module in _aside(model, tracer) for inner in module.modules()}
+    attributes: set[str] = set()
+    variables: set[str] = set()
+    for module in inside:
+        names, others = names_changed(module)
+        attributes |= names
+        variables |= others
+    if variables:
+        raise SurgeryError(f"a module that cannot be followed may change the global variable {min(variables)}")
+    return attributes
 
 
 def _made(model: nn.Module) -> dict[str, Tensor]:

@@ -73,6 +73,7 @@ class SiteTracer(fx.Tracer):
         self.inside: list[nn.Module] = []
         self.failed: list[nn.Module] = []  # the modules, from the model inwards, in which tracing failed
         self.executing = False
+        self.writing: set[nn.Module] = set()  # opaque modules that change their attributes
         self.marked: set[Site] = set()  # the sites that the example has passed
         self.autocast = _autocast()
 
