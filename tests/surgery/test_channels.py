@@ -1,8 +1,10 @@
 """What a module does besides returning a value: the pruned model does it too, or refuses the batch."""
 
 import copy
+import os
 import pickle
 import random
+import sys
 import time
 from types import SimpleNamespace
 
@@ -18,6 +20,7 @@ from tests.surgery.test_traps import FED, Ranker, assert_same, pruned
 LOG = []
 STATE = {"hot": False}
 HOT = False
+SCALE = 1.0
 
 
 class Odd(nn.Module):
@@ -256,3 +259,53 @@ class Plain:
         model = copy.deepcopy(model)
         model.read = None
         return model
+
+
+class Scaled(Ranker):
+    def forward(self, batch):
+        return self.deep(self.embed(batch)) * SCALE
+
+
+def test_a_global_variable_that_forward_reads_may_not_change(tmp_path, monkeypatch):
+    plugin, selection, small = pruned(Scaled())
+    assert tl.plan_of(small).assumptions == ("the global variable SCALE stays 1.0",)
+    tl.export.save(small, tmp_path / "model")
+    models = (small, tl.export.load(tmp_path / "model"))
+    for model in models:
+        assert_same(plugin, selection, model, ids_by_name(7, 9))
+    torch.compile(small, fullgraph=True, backend="eager")(ids_by_name(7, 9))
+    monkeypatch.setattr(sys.modules[__name__], "SCALE", 2.0)
+    for model in models:
+        with pytest.raises(tl.FieldError, match="Expected the global variable .*SCALE to be 1.0, .* found 2.0, .* prune again"):
+            model(ids_by_name(7, 9))
+
+
+def test_what_depends_on_the_environment_keeps_its_own_python(monkeypatch):
+    class Configured(Ranker):
+        def forward(self, batch):
+            return self.deep(self.embed(batch)) * float(os.environ.get("TORCHLEAP_SCALE", "1"))
+
+    class OfTheDefault(Ranker):
+        def forward(self, batch):
+            return self.deep(self.embed(batch)) * (2 if torch.get_default_dtype() == torch.float64 else 1)
+
+    for kind in (Configured, OfTheDefault):
+        plugin, selection, small = pruned(kind())
+        assert FED in str(tl.plan_of(small))
+        monkeypatch.setenv("TORCHLEAP_SCALE", "2")
+        assert_same(plugin, selection, small, ids_by_name(7, 9))
+        monkeypatch.delenv("TORCHLEAP_SCALE")
+
+
+def test_precision_that_is_switched_within_another_is_not_lost():
+    class Cast(Ranker):
+        def forward(self, batch):
+            x = self.embed(batch)
+            with torch.autocast("cpu", dtype=torch.bfloat16):
+                y = self.deep(x)
+            return y.float()
+
+    with torch.autocast("cpu", dtype=torch.float16):
+        plugin, selection, small = pruned(Cast())
+        assert FED in str(tl.plan_of(small))
+        assert_same(plugin, selection, small, ids_by_name(7, 9))

@@ -15,7 +15,7 @@ from torch import Tensor, fx, nn
 from torch.nn import functional
 
 from ..errors import SurgeryError
-from ..surgery.channels import call_unchanged
+from ..surgery.channels import call_unchanged, expect_globals
 from ..surgery.entries import expect_entries
 from ..surgery.inputs import expect_inputs
 from ..surgery.registry import CALLS, LAYERS
@@ -25,6 +25,7 @@ _EXTRA: tuple[Any, ...] = (
     kept_columns,
     expect_entries,
     expect_inputs,
+    expect_globals,
     torch.softmax,
     functional.softmax,
     functional.layer_norm,

@@ -6,6 +6,7 @@ its arguments is checked at each call.
 """
 
 import dis
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType
@@ -24,6 +25,7 @@ _CHANGES = {
     *("__setitem__", "discard"),
 }
 _LEAVES = (nn.Module, Tensor, type, ModuleType, FunctionType, BuiltinFunctionType, MethodType)
+_PLAIN = (bool, int, float, str, type(None))
 _MOST = 1000  # elements of a container that are looked into
 _DEPTH = 4
 
@@ -144,6 +146,37 @@ def names_changed(module: nn.Module) -> tuple[set[str], set[str]]:
             loaded = {str(each.argval) for each in before if each.opname == "LOAD_GLOBAL"}
             variables |= {each for each in loaded if not isinstance(space.get(each), _LEAVES)}
     return attributes, variables
+
+
+def globals_read(module: nn.Module) -> Iterator[tuple[str, str, Any]]:
+    """Yield the global variables that a module's code reads and that are numbers, strings or None: where, name and value."""
+    for code, space in _codes(module):
+        for instruction in dis.get_instructions(code):
+            name = str(instruction.argval)
+            if instruction.opname == "LOAD_GLOBAL" and name in space and isinstance(space[name], _PLAIN):
+                yield str(space.get("__name__")), name, space[name]
+
+
+def reads_environment(module: nn.Module) -> bool:
+    """Tell whether a module's code asks for what a process may change at any time."""
+    return any({"environ", "getenv", "get_default_dtype"} & set(code.co_names) for code, _ in _codes(module))
+
+
+def expect_globals(expected: tuple[tuple[str, str, Any], ...]) -> None:
+    """Refuse a call where global variables of the model's code are no longer what they were when it was pruned.
+
+    Args:
+        expected: Of each variable: its module, its name and its value. A module that is not there is not imported.
+    """
+    if torch.compiler.is_compiling():
+        return
+    for where, name, value in expected:
+        found = getattr(sys.modules.get(where), name, value)
+        if found is not value and found != value:
+            raise FieldError(
+                f"Expected the global variable {where}.{name} to be {value!r}, as when the model was pruned, but found "
+                f"{found!r}, and forward() may depend on that. Set it back, or prune again."
+            )
 
 
 def _codes(module: nn.Module) -> Iterator[tuple[CodeType, dict[str, Any]]]:

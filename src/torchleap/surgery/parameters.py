@@ -32,9 +32,7 @@ class OwnTensors(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         name = getattr(func, "__name__", "")
-        leaves = tree_leaves((args, kwargs))
-        mine = not self.tracer.executing and any(isinstance(x, Tensor) and id(x) in self.paths for x in leaves)
-        if not mine or name in _ABOUT:
+        if self.tracer.executing or name in _ABOUT or not self._reads_mine((args, kwargs)):
             return func(*args, **kwargs)
         if name in ("__get__", "__set__", "__delete__"):
             return self._property(func, args)
@@ -42,6 +40,9 @@ class OwnTensors(TorchFunctionMode):
         if is_tensor_method_or_property(func):
             return getattr(args[0], name)(*args[1:], **kwargs)
         return func(*args, **kwargs)
+
+    def _reads_mine(self, inputs: Any) -> bool:
+        return any(isinstance(leaf, Tensor) and id(leaf) in self.paths for leaf in tree_leaves(inputs))
 
     def _property(self, func: Any, args: Any) -> Any:
         name = func.__self__.__name__

@@ -12,7 +12,7 @@ from ..errors import SurgeryError
 from ..gates import LeAP
 from ..keyed import is_collection
 from .build import find
-from .channels import call_unchanged
+from .channels import call_unchanged, expect_globals
 from .entries import assumed_entries, expect_entries
 from .examples import in_eval
 from .facts import Facts, View
@@ -188,13 +188,18 @@ def _expect_inputs(writer: Writer) -> None:
     writer.assumptions += [sentence for each in expected for sentence in each.sentences()]
     arguments = {str(node.target): node for node in graph.nodes if node.op == "placeholder"}
     names = list(dict.fromkeys(each.path[0] for each in expected))
+    last = list(arguments.values())[-1]
+    if trace.variables:
+        writer.assumptions += [f"the global variable {name} stays {value!r}" for _, name, value in trace.variables]
+        with graph.inserting_after(last):
+            graph.call_function(expect_globals, (trace.variables,))
     if not names:
         return
     checks = tuple(
         (each.label, names.index(each.path[0]), each.path[1], each.kind, each.sizes, each.about, each.value, each.read)
         for each in expected
     )
-    with graph.inserting_after(list(arguments.values())[-1]):
+    with graph.inserting_after(last):
         graph.call_function(expect_inputs, ([arguments[name] for name in names], checks))
 
 

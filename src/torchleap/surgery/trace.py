@@ -11,7 +11,7 @@ from torch import Tensor, fx, nn
 from ..errors import SurgeryError
 from ..gates import LeAP
 from ..sites import Call, Site, find_module
-from .channels import Attributes, Globals, names_changed, watched
+from .channels import Attributes, Globals, globals_read, names_changed, reads_environment, watched
 from .entries import Entries
 from .examples import Examples, bind, in_eval
 from .hooks import has_hooks, muted, refuse_hooks_between
@@ -43,6 +43,7 @@ class Trace:
         counts: The number of rows of each run.
         asked: Questions that were answered as on the example.
         nothing: Parts of the batch that are None.
+        variables: Global variables that forward() reads: where, name and value.
     """
 
     model: nn.Module
@@ -60,6 +61,7 @@ class Trace:
     counts: tuple[int, ...]
     asked: list[Asked]
     nothing: list[Path]
+    variables: tuple[tuple[str, str, Any], ...]
 
     def shape(self, node: fx.Node) -> tuple[int, ...]:
         """The shape of one row of a node."""
@@ -119,6 +121,7 @@ def trace(model: nn.Module, gates: LeAP, sites: tuple[Site, ...], examples: Exam
         counts=examples.counts,
         asked=tracer.asked,
         nothing=tracer.nothing,
+        variables=_variables(model, tracer),
     )
 
 
@@ -181,6 +184,15 @@ def _aside(model: nn.Module, tracer: SiteTracer) -> list[tuple[str, nn.Module]]:
     """Return the modules that are not followed, by name."""
     modules = model.named_modules(remove_duplicate=False)
     return [(path, module) for path, module in modules if path and (module in tracer.opaque or has_hooks(module))]
+
+
+def _variables(model: nn.Module, tracer: SiteTracer) -> tuple[tuple[str, str, Any], ...]:
+    """Return the global variables that the code of modules reads that are followed."""
+    inside = {inner for _, module in _aside(model, tracer) for inner in module.modules()}
+    followed = [module for module in model.modules() if module not in inside]
+    if any(reads_environment(module) for module in followed):
+        raise SurgeryError("forward() may depend on the environment or on the default dtype")
+    return tuple(dict.fromkeys(variable for module in followed for variable in globals_read(module)))
 
 
 def _changeable(model: nn.Module, tracer: SiteTracer) -> set[str]:

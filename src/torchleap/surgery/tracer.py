@@ -266,5 +266,5 @@ class SiteTracer(fx.Tracer):
         return self.create_proxy("call_function", gated, (value, start, stop), {})
 
 
-def _autocast() -> tuple[bool, ...]:
-    return tuple(torch.is_autocast_enabled(device) for device in ("cpu", "cuda"))
+def _autocast() -> tuple[Any, ...]:
+    return tuple((torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)) for device in ("cpu", "cuda"))
