@@ -218,7 +218,7 @@ def expect_inputs(values: list[Any], expected: tuple[tuple[Any, ...], ...]) -> N
     """
     for label, place, steps, kind, sizes, about, value, read in expected:
         try:
-            found = walk(values[place], steps)
+            found = walk(values[place], steps) if steps else values[place]
         except (KeyError, IndexError, AttributeError):
             if not read:
                 continue
@@ -226,7 +226,7 @@ def expect_inputs(values: list[Any], expected: tuple[tuple[Any, ...], ...]) -> N
         if found is None and not read:
             continue
         if kind == "tensor":
-            if isinstance(found, Tensor) and _fits(found, sizes, about):
+            if isinstance(found, Tensor) and found.dim() == len(sizes) and _fits(found, sizes, about):
                 continue
         elif kind == "other":
             if found is not None and not isinstance(found, Tensor):
@@ -237,12 +237,10 @@ def expect_inputs(values: list[Any], expected: tuple[tuple[Any, ...], ...]) -> N
 
 
 def _fits(found: Tensor, sizes: tuple[int, ...], about: tuple[tuple[str, str], ...]) -> bool:
-    if found.dim() != len(sizes):
-        return False
     for dim, size in enumerate(sizes):
         if size >= 0 and found.shape[dim] != size:
             return False
-    return all(property_of(found, name) == wanted for name, wanted in about)
+    return not about or all(property_of(found, name) == wanted for name, wanted in about)
 
 
 def _wanted(kind: str, sizes: tuple[int, ...], about: tuple[tuple[str, str], ...], value: Any) -> str:

@@ -127,14 +127,16 @@ class SiteTracer(fx.Tracer):
     def _run(self, node: fx.Node) -> None:
         self.executing = True
         try:
+            reads = path_of(node, self.given[0]) is not None  # which changes nothing
             with torch.no_grad():
-                inputs = [self.runs[source][0] for source in node.all_input_nodes]
+                inputs = [] if reads else [self.runs[source][0] for source in node.all_input_nodes]
                 before = versions(inputs)
                 found = [
                     self._compute(node, lambda source, i=i: self.runs[source][i], given) for i, given in enumerate(self.given)
                 ]
             self.runs[node] = tuple(found)
-            self.sizes.learn(node)
+            if not reads:
+                self.sizes.learn(node)
             module = self.root.get_submodule(str(node.target)) if node.op == "call_module" else None
             if versions(inputs) != before or is_in_place(node, module):
                 self.changing.add(node)
