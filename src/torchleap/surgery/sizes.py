@@ -78,12 +78,18 @@ class Sizes:
             return set(range(len(shapes[0])))
         sizes = list(zip(*shapes, strict=True))
         counted = [self.runs[source] for source in node.all_input_nodes if self._counts(node, source)]
-        free, fixed = self._of_sources(node)
+        free, fixed = self._of_sources(self._producer(node))
         found = self._made(node, len(sizes))
         for dim, size in enumerate(sizes):
             if size in free or (counted and (size in counted or size not in fixed)):
                 found.add(dim)
         return found
+
+    def _producer(self, node: fx.Node) -> fx.Node:
+        """Return the operation that a tensor comes from: of a part of a tuple, the one that makes the tuple."""
+        first = node.args[0] if node.target in (operator.getitem, getattr) else None
+        is_part = isinstance(first, fx.Node) and not isinstance(self.runs[first][0], Tensor)
+        return first if is_part and isinstance(first, fx.Node) else node
 
     def _of_sources(self, node: fx.Node) -> tuple[set[tuple[int, ...]], set[tuple[int, ...]]]:
         """Return the sizes of all dimensions of a node's inputs, those that depend on values first."""
@@ -129,7 +135,8 @@ class Sizes:
             assert isinstance(first, fx.Node)
             if isinstance(self.runs[first][0], Tensor):
                 return self._indexed(node.args[1])
-            return {0} if self.is_free(first, 0) else set()
+            inverse = node.args[1] == 1 and first.kwargs.get("return_inverse") is True
+            return {0} if self.is_free(first, 0) and not inverse else set()
         return set()
 
     def _indexed(self, index: Any) -> set[int]:

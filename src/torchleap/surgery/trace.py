@@ -100,7 +100,7 @@ def trace(model: nn.Module, gates: LeAP, sites: tuple[Site, ...], examples: Exam
     kinds: dict[fx.Node, Kind] = {}
     for node in graph.nodes:
         kinds[node] = "mode" if node in mode else _kind(node, kinds, tracer, examples.counts)
-        if node.target is gated and kinds[node] != "rows":
+        if node.target is gated and {kinds[node], kinds[node.all_input_nodes[0]]} != {"rows"}:
             raise SurgeryError(
                 f"of the batch it cannot be told which of its dimensions are the {examples.rows} rows of the gates"
             )
