@@ -307,7 +307,8 @@ class Whole:
 
     def hold(self, model: nn.Module) -> None:
         """Register the hooks."""
-        self.handles.append(model.register_forward_pre_hook(self.begin, with_kwargs=True))
+        first = model.register_forward_pre_hook(self.begin, with_kwargs=True, prepend=True)  # the batch as it is given
+        self.handles.append(first)
         self.handles.append(model.register_forward_hook(self.end))
 
     def release(self, model: nn.Module) -> None:

@@ -15,13 +15,17 @@ from torch import Tensor, fx, nn
 from torch.nn import functional
 
 from ..errors import SurgeryError
+from ..surgery.channels import call_unchanged, expect_globals
 from ..surgery.entries import expect_entries
+from ..surgery.inputs import expect_inputs
 from ..surgery.registry import CALLS, LAYERS
 from ..surgery.writer import kept_columns
 
 _EXTRA: tuple[Any, ...] = (
     kept_columns,
     expect_entries,
+    expect_inputs,
+    expect_globals,
     torch.softmax,
     functional.softmax,
     functional.layer_norm,
@@ -60,6 +64,10 @@ def to_json(model: nn.Module, graph: fx.Graph) -> dict[str, Any]:
     for node in graph.nodes:
         target = node.target
         if node.op == "call_function":
+            if target is call_unchanged:
+                layer = model.get_submodule(node.args[0].target)
+                _describe(layer)
+                raise SurgeryError(f"the layer {type(layer).__name__}")
             if target not in names:
                 raise SurgeryError(f"the function {getattr(target, '__name__', target)}()")
             target = names[target]

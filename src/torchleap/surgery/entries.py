@@ -3,6 +3,8 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from torch.fx.proxy import TraceError
+
 from ..errors import FieldError
 
 
@@ -30,24 +32,29 @@ class Entries(dict[Any, Any]):
         self.asked.add(key)
         return super().__contains__(key)
 
+    def __missing__(self, key: Any) -> Any:
+        self.asked.add(key)
+        raise KeyError(key)
+
     def get(self, key: Any, default: Any = None) -> Any:
         """As of a dict."""
         self.asked.add(key)
         return super().get(key, default)
 
-    def pop(self, key: Any, *default: Any) -> Any:
-        """As of a dict."""
-        self.asked.add(key)
-        return super().pop(key, *default)
-
-    def setdefault(self, key: Any, default: Any = None) -> Any:
-        """As of a dict."""
-        self.asked.add(key)
-        return super().setdefault(key, default)
-
     def __iter__(self) -> Iterator[Any]:  # dict(batch) and {**batch} come here as well, by keys()
         self.walks.append("__iter__")
         return super().__iter__()
+
+    def __reversed__(self) -> Iterator[Any]:
+        self.walks.append("__reversed__")
+        return super().__reversed__()
+
+    def __eq__(self, other: object) -> bool:
+        self.walks.append("__eq__")
+        return super().__eq__(other)
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
 
     def __len__(self) -> int:
         self.walks.append("__len__")
@@ -72,6 +79,24 @@ class Entries(dict[Any, Any]):
         """As of a dict."""
         self.walks.append("copy")
         return super().copy()
+
+
+def _refused(self: Entries, *args: Any, **kwargs: Any) -> Any:
+    raise TraceError("it changes the batch")
+
+
+for _name in ("__setitem__", "__delitem__", "__ior__", "pop", "popitem", "clear", "update", "setdefault"):
+    setattr(Entries, _name, _refused)
+
+
+def assumed_entries(name: str, absent: tuple[Any, ...], walked: bool, ordered: bool) -> Iterator[str]:
+    """Yield what is assumed about the entries of an argument."""
+    if walked:
+        yield f"`{name}` has no entries that were not in the example"
+    elif absent:
+        yield f"`{name}` has no {' and no '.join(sorted(map(repr, absent)))}"
+    if ordered:
+        yield f"the entries of `{name}` are in the order of the example"
 
 
 def expect_entries(

@@ -15,17 +15,24 @@ from ..errors import SurgeryError
 from ..gates import LeAP
 from ..keyed import is_jagged, rows_of, take_rows
 from ..sites import Call
+from .channels import Attributes
 from .compare import alike
+from .hooks import through_hooks
+from .stretch import far, lengths_of, near, resized, stretched
+
+OTHER_ROWS = 3
 
 
 @dataclass(frozen=True)
 class Examples:
-    """One batch three times; what differs between them is not the model's, but the batch's.
+    """One batch several times; what differs between them is not the model's, but the batch's.
 
     Attributes:
         once: The example.
         twice: Every row twice.
         longer: Every other dimension changed that the model lets change, such as the length of padded histories.
+        other: Other values, another number of rows, and lengths that are far from the example's; None if the model takes
+            no such batch.
         rows: Of the example, as they arrive at the gates.
         ordered: Whether the model cares for the order of a dict's entries.
     """
@@ -33,6 +40,7 @@ class Examples:
     once: Call
     twice: Call
     longer: Call
+    other: Call | None
     rows: int
     ordered: bool = False
 
@@ -50,13 +58,33 @@ class Examples:
                 gates.passed = {}  # of a pass that did not come to its end
                 return None
 
+        def accepts(call: Call) -> bool:
+            return attempt(call) is not None
+
         with_rows = [i for i, leaf in enumerate(_leaves(example)) if rows_of(leaf) == rows]
         if _flat_bags(model, example):
             with_rows = _without_bags(example, with_rows, rows, lambda call: _shapes(attempt(call)) == _shapes(output))
-        twice = _changed(example, {(leaf, 0): 2 * rows for leaf in with_rows})
         backwards = _backwards(example)
         ordered = backwards is not None and not alike(attempt(backwards), output)
-        return cls(example, twice, _stretched(example, with_rows, lambda call: attempt(call) is not None), rows, ordered)
+        lengths = lengths_of(example, with_rows)
+        twice = resized(example, {(leaf, 0): 2 * rows for leaf in with_rows})
+        longer = stretched(example, lengths, near, accepts)
+        changing = {place: size for place, size in lengths_of(longer, with_rows).items() if size != lengths[place]}
+        other = _other(example, with_rows, rows + OTHER_ROWS, accepts)
+        if other is not None:
+            other = stretched(other, {place: lengths[place] for place in changing}, far, accepts)
+        return cls(example, twice, longer, other, rows, ordered)
+
+    @property
+    def calls(self) -> tuple[Call, ...]:
+        """All of them, the example first."""
+        alike = (self.once, self.twice, self.longer)
+        return alike if self.other is None else (*alike, self.other)
+
+    @property
+    def counts(self) -> tuple[int, ...]:
+        """The number of rows of each of them."""
+        return (self.rows, 2 * self.rows, self.rows, self.rows + OTHER_ROWS)[: len(self.calls)]
 
 
 def batch_rows(given: Any) -> int:
@@ -68,30 +96,52 @@ def batch_rows(given: Any) -> int:
 
 
 def another(examples: Examples, count: int) -> Call:
-    """A batch of so many rows, in which every column of the example is drawn anew and for itself."""
-    dice = torch.Generator().manual_seed(0)
-    leaves, form = tree_flatten(examples.once, is_leaf=is_jagged)
+    """A batch of so many rows, in which every column of the example is drawn again and for itself."""
     doubled = _leaves(examples.twice)
+    pairs = zip(_leaves(examples.once), doubled, strict=True)
+    with_rows = [place for place, (one, two) in enumerate(pairs) if rows_of(one) != rows_of(two)]
+    return _drawn(examples.once, with_rows, count, lambda _, drawn, rng: drawn)
+
+
+def _drawn(example: Call, with_rows: list[int], count: int, change: Callable[[Tensor, Tensor, torch.Generator], Tensor]) -> Call:
+    rng = torch.Generator().manual_seed(0)
+    leaves, form = tree_flatten(example, is_leaf=is_jagged)
 
     def draw(leaf: Any) -> Any:
         if not isinstance(leaf, Tensor):
-            return take_rows(leaf, torch.randint(leaf.stride(), (len(leaf.keys()), count), generator=dice))
+            return take_rows(leaf, torch.randint(leaf.stride(), (len(leaf.keys()), count), generator=rng))
         flat = leaf.reshape(len(leaf), -1)  # (B, columns)
-        chosen = torch.randint(len(leaf), (count, flat.shape[1]), generator=dice).to(leaf.device)
+        chosen = torch.randint(len(leaf), (count, flat.shape[1]), generator=rng).to(leaf.device)
         drawn = flat.gather(0, chosen)
         if leaf.is_floating_point():
-            noise = torch.randn(drawn.shape, generator=dice).to(drawn)
+            noise = torch.randn(drawn.shape, generator=rng).to(drawn)
             drawn = drawn * (1 + 0.5 * noise)
-        return drawn.reshape(count, *leaf.shape[1:])
+        return change(flat, drawn, rng).reshape(count, *leaf.shape[1:])
 
-    has_rows = [rows_of(a) != rows_of(b) for a, b in zip(leaves, doubled, strict=True)]
-    changed: Call = tree_unflatten([draw(x) if rows else x for x, rows in zip(leaves, has_rows, strict=True)], form)
+    changed: Call = tree_unflatten([draw(x) if i in with_rows else x for i, x in enumerate(leaves)], form)
     return changed
+
+
+def _other(example: Call, with_rows: list[int], count: int, accepts: Callable[[Call], bool]) -> Call | None:
+    """Return a batch with other values, if the model takes one: no column's largest id, and flags at random."""
+
+    def lower(flat: Tensor, drawn: Tensor, rng: torch.Generator) -> Tensor:
+        if drawn.is_floating_point() or drawn.is_complex():
+            return drawn
+        if drawn.dtype == torch.bool:
+            return (torch.rand(drawn.shape, generator=rng) < 0.5).to(drawn.device)
+        return torch.where(drawn == flat.amax(0), flat.amin(0), drawn)
+
+    for change in (lower, lambda _, drawn, rng: drawn):
+        candidate = _drawn(example, with_rows, count, change)
+        if accepts(candidate):
+            return candidate
+    return None
 
 
 def bind(model: nn.Module, example: Call) -> dict[str, Any]:
     """The example's value of each argument of forward()."""
-    args, kwargs = fresh(example)
+    args, kwargs = through_hooks(model, fresh(example))
     try:
         return dict(inspect.signature(model.forward).bind(*args, **kwargs).arguments)
     except TypeError as error:
@@ -135,31 +185,6 @@ def in_eval(model: nn.Module) -> Iterator[None]:
             module.training = training
 
 
-class Attributes:
-    """What the modules of a model hold, to see what forward() changes and to undo it."""
-
-    def __init__(self, model: nn.Module) -> None:
-        self.held = [(module, {name: (v, _content(v)) for name, v in vars(module).items()}) for module in model.modules()]
-
-    def changed(self) -> list[nn.Module]:
-        """The modules on which forward() has set or changed an attribute."""
-        return [module for module, before in self.held if not _unchanged(module, before)]
-
-    def restore(self) -> None:
-        """Undo it."""
-        for module, before in self.held:
-            if _unchanged(module, before):
-                continue
-            vars(module).clear()
-            for name, (value, content) in before.items():
-                if type(value) is list:
-                    value[:] = content
-                elif type(value) in (dict, set):
-                    value.clear()
-                    value.update(content)
-                vars(module)[name] = value
-
-
 @contextmanager
 def untouched(model: nn.Module) -> Iterator[None]:
     """Within this context the model may be run; afterwards its attributes and buffers are what they were."""
@@ -173,25 +198,6 @@ def untouched(model: nn.Module) -> Iterator[None]:
             for buffer, version, value in buffers:
                 if buffer._version != version:
                     buffer.copy_(value)
-
-
-def _content(value: Any) -> Any:
-    return copy.copy(value) if type(value) in (list, dict, set) else value
-
-
-def _unchanged(module: nn.Module, before: dict[str, tuple[Any, Any]]) -> bool:
-    now = {name: value for name, value in vars(module).items() if name != "training"}
-    if set(now) != set(before) - {"training"}:
-        return False
-    return all(value is before[name][0] and _same(value, before[name][1]) for name, value in now.items())
-
-
-def _same(value: Any, content: Any) -> bool:
-    if type(value) in (list, set):
-        return len(value) == len(content) and all(a is b for a, b in zip(value, content, strict=True))
-    if type(value) is dict:
-        return list(value) == list(content) and all(value[key] is content[key] for key in value)
-    return True
 
 
 def _arriving(model: nn.Module, gates: LeAP, example: Call) -> tuple[int, Any]:
@@ -234,44 +240,7 @@ def _without_bags(example: Call, with_rows: list[int], rows: int, ignores: Calla
     """The ids in all bags of an EmbeddingBag may be as many as there are rows, but only by chance: one more does no harm."""
     leaves = _leaves(example)
     several = [is_jagged(leaf) or (isinstance(leaf, Tensor) and leaf.dim() > 1) for leaf in leaves]
-    return [i for i in with_rows if several[i] or not ignores(_changed(example, {(i, 0): rows + 1}))]
-
-
-def _stretched(example: Call, with_rows: list[int], accepts: Callable[[Call], bool]) -> Call:
-    """The example with other lengths, as far as the model accepts them."""
-    places = [
-        (i, dim, leaf.shape[dim])
-        for i, leaf in enumerate(_leaves(example))
-        if isinstance(leaf, Tensor)
-        for dim in range(1 if i in with_rows else 0, leaf.dim())
-    ]
-    groups = [[(i, dim) for i, dim, size in places if size == length] for length in sorted({size for *_, size in places})]
-    alone = [[(i, dim)] for i, dim, size in places if size > 1]
-    stretched, done = example, set[tuple[int, int]]()
-    for group in (*groups, *(place for place in alone if place not in groups)):
-        length = _leaves(example)[group[0][0]].shape[group[0][1]]
-        for other in (length - 1, length + 1, 2 * length):  # a table of positions may know no longer ones, halves no odd ones
-            if other > 0 and not done & set(group) and accepts(candidate := _changed(stretched, dict.fromkeys(group, other))):
-                stretched = candidate
-                done |= set(group)
-    return stretched
-
-
-def _changed(call: Call, sizes: dict[tuple[int, int], int]) -> Call:
-    """The batch with other sizes of some dimensions of its tensors; what is added repeats what is there."""
-    leaves, form = tree_flatten(call, is_leaf=is_jagged)
-    for (place, dim), size in sizes.items():
-        leaf = leaves[place]
-        if is_jagged(leaf):
-            leaves[place] = take_rows(leaf, torch.arange(size) % leaf.stride())
-            continue
-        index = torch.arange(size, device=leaf.device)
-        if not leaf.numel():  # a batch without ids, say
-            leaves[place] = leaf.new_zeros((*leaf.shape[:dim], size, *leaf.shape[dim + 1 :]))
-            continue
-        leaves[place] = leaf.index_select(dim, index % leaf.shape[dim])
-    changed: Call = tree_unflatten(leaves, form)
-    return changed
+    return [i for i in with_rows if several[i] or not ignores(resized(example, {(i, 0): rows + 1}))]
 
 
 def _backwards(call: Call) -> Call | None:

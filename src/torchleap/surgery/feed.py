@@ -17,11 +17,12 @@ from torch._compile import _disable_dynamo
 from ..errors import SurgeryError
 from ..gates import LeAP
 from ..keyed import blocks_of, is_keyed, waited, with_values
-from ..sites import Call, Site, Whole, find_module
+from ..sites import Call, Site, find_module
 from .absent import Absent, RemovedTableError, present, refuse_absent, tables_of
 from .build import memo_of, without_gates
 from .compare import leaves_of
 from .examples import fresh, run
+from .hooks import move_last_hook, place_of_gates
 
 CHILD = "pruned"  # the constants' name in the layer that holds them
 
@@ -101,16 +102,12 @@ class Fed:
         self.whole = whole
         self.shapes: dict[str, tuple[int, ...]] = {}  # of one row of each entry of a dict, as seen on the example
 
-    def hold(self, module: nn.Module, place: int) -> None:
-        """Register the hook as the one at this place among the module's: others may change what it gets, or what it returns."""
+    def hold(self, module: nn.Module) -> None:
+        """Register the hook."""
         if self.site.side == "input":
             module.register_forward_pre_hook(self.feed_input, with_kwargs=True)
-            hooks: Any = module._forward_pre_hooks
         else:
             module.register_forward_hook(self.feed_output)
-            hooks = module._forward_hooks
-        for later in list(hooks)[place:-1]:
-            hooks.move_to_end(later)
 
     def feed_input(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
         """Feed the first argument of the call."""
@@ -167,17 +164,10 @@ def feed(
         home.add_module(child, constants)
         whole = site.columns or slice(0, fields.dims)
         inside = [n for n in fields.names if whole.start <= fields.columns(n).start and fields.columns(n).stop <= whole.stop]
-        Fed(site, child, {name: fields.columns(name) for name in inside}, whole).hold(module, _place(model, site))
+        Fed(site, child, {name: fields.columns(name) for name in inside}, whole).hold(module)
+        before, _ = place_of_gates(find_module(model, site.at), site)
+        move_last_hook(module, site, before)
     return small
-
-
-def _place(model: nn.Module, site: Site) -> int:
-    """The number of the user's hooks that run before the gates of a site."""
-    module = find_module(model, site.at)
-    hooks = module._forward_pre_hooks if site.side == "input" else module._forward_hooks
-    owners = [getattr(hook, "__self__", None) for hook in hooks.values()]
-    before = owners[: owners.index(site)] if site in owners else owners
-    return sum(not isinstance(owner, Site | Whole) for owner in before)
 
 
 def _free_name(home: nn.Module, constants: Feed) -> str:

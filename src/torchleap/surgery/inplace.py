@@ -22,6 +22,8 @@ _OUT_OF_PLACE: dict[Any, Any] = {
 
 def tensors_of(value: Any) -> list[Tensor]:
     """All tensors in a value."""
+    if isinstance(value, Tensor):
+        return [value]
     return [leaf for leaf in tree_leaves(value) if isinstance(leaf, Tensor)]
 
 

@@ -1,6 +1,7 @@
 """plan -> print -> check -> apply: what surgery will do to a model, and then the model that it makes."""
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache, partial
 from typing import Any, Literal, get_args
@@ -9,7 +10,7 @@ import torch
 from torch import fx, nn
 from torch.utils._pytree import tree_leaves
 
-from ..errors import SurgeryError
+from ..errors import FieldError, SurgeryError
 from ..gates import LeAP
 from ..keyed import is_sharded
 from ..selection import Selection
@@ -26,6 +27,7 @@ from .trace import Trace, affine, first_line, trace
 from .writer import Origin, runs_of
 
 Fill = Literal["mean", "zero"]
+MOST_ASSUMPTIONS = 12  # that are printed
 
 
 @dataclass(frozen=True)
@@ -54,6 +56,7 @@ class Plan:
     means: dict[str, list[float]] = field(repr=False)  # of the dropped fields: what they are in the pruned model
     change: float  # of the output on the example by fill="zero", at most; 0 with means
     origins: dict[str, Origin] = field(repr=False)  # of parameters that were cut, by name
+    assumptions: tuple[str, ...] = ()  # about the batch; the pruned model checks them at each call
 
     def __repr__(self) -> str:
         fields, dims = self.selection.fields, self.selection.dims
@@ -71,6 +74,10 @@ class Plan:
             lines.append(table(["layer", "before => after", "parameters"], [[p, c.ljust(width), n] for p, c, n in cells]))
         if self.unread:
             lines.append("No longer read: " + ", ".join(map(str, self.unread)) + ".")
+        if self.assumptions:
+            more = len(self.assumptions) - MOST_ASSUMPTIONS
+            shown = [*self.assumptions[:MOST_ASSUMPTIONS], *([f"{more} more in .assumptions"] if more > 0 else [])]
+            lines.append("Assumes: " + "; ".join(shown) + ".")
         return "\n".join([*lines, *self.notes])
 
 
@@ -107,6 +114,7 @@ class Candidate:
     notes: tuple[str, ...] = ()
     unread: tuple[Unread, ...] = ()
     origins: dict[str, Origin] = field(default_factory=dict)
+    assumptions: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -147,8 +155,12 @@ class Surgery:
         example = few_rows(example)
         self.exact = self.masked(example)
         leaves_of(self.exact)  # raises if it cannot be compared
+        self.reference: Callable[[Call], Any] = self.masked
+        if fill == "zero":
+            self.reference = partial(run, feed(model, gates, sites, self.affine, share=True))
         self.examples = Examples.of(model, gates, example)
         self.expected = self.expect()
+        self.other_lengths = self.expect_of_others()
 
     def masked(self, example: Call) -> Any:
         """What the model computes with the dropped fields at their means."""
@@ -161,9 +173,7 @@ class Surgery:
 
     def expect(self) -> list["Expected"]:
         """Batches, each with what the pruned model should make of it: the example, and others that differ from it."""
-        reference: Callable[[Call], Any] = self.masked
-        if self.fill == "zero":
-            reference = partial(run, feed(self.model, self.gates, self.sites, self.affine, share=True))
+        reference = self.reference
         expected = [Expected.of(reference, self.examples.once)]
         if not alike(reference(self.examples.once), expected[0].output):
             raise SurgeryError(
@@ -178,6 +188,10 @@ class Surgery:
             except Exception:  # a batch that the model does not take, such as one whose offsets are no longer in order
                 continue
         return expected
+
+    def expect_of_others(self) -> list["Expected"]:
+        """Return batches of other lengths, with what the pruned model should make of them if it does not refuse them."""
+        return [Expected.of(self.reference, batch) for batch in self.examples.calls[2:]]
 
     def prepare(self) -> tuple[Plan, Callable[[], nn.Module]]:
         """The plan, and what makes the model."""
@@ -211,6 +225,7 @@ class Surgery:
             notes=tuple(notes),
             unread=(*unread, *(Unread(name) for name in features_unread(rewritten))),
             origins=rewritten.writer.origins,
+            assumptions=tuple(rewritten.writer.assumptions),
         )
 
     def fed_without_tables(self) -> Candidate:
@@ -233,12 +248,18 @@ class Surgery:
         return Candidate(lambda share: feed(self.model, self.gates, self.sites, self.affine, share=share))
 
     def check(self, trial: nn.Module) -> None:
-        """Compare with what is expected."""
+        """Compare with what is expected; batches of other lengths may be refused."""
         for expected in self.expected:
-            found = run(trial, expected.batch)
-            if not alike(found, expected.output, expected.rounded):
-                apart = difference(found, expected.output)
-                raise SurgeryError(f"the pruned model would differ from the masked one by {apart:.2g}")
+            self.compare(run(trial, expected.batch), expected)
+        for expected in self.other_lengths:
+            with suppress(FieldError):
+                self.compare(run(trial, expected.batch), expected)
+
+    def compare(self, found: Any, expected: Expected) -> None:
+        """Refuse a pruned model whose output differs."""
+        if not alike(found, expected.output, expected.rounded):
+            apart = difference(found, expected.output)
+            raise SurgeryError(f"the pruned model would differ from the masked one by {apart:.2g}")
 
     def plan(self, candidate: Candidate, trial: nn.Module, reasons: list[str]) -> Plan:
         """What is done, and what it saves."""
@@ -261,6 +282,7 @@ class Surgery:
             means={name: self.affine[1][fields.columns(name)].tolist() for name in self.selection.dropped},
             change=change,
             origins=candidate.origins,
+            assumptions=candidate.assumptions,
         )
 
 

@@ -7,8 +7,19 @@ import torch
 from torch import Tensor, fx
 from torch.fx.proxy import TraceError
 
-Values = tuple[Any, Any, Any]  # of a node on the example, on its rows twice, on longer ones
+from .inputs import Asked
+from .sizes import Sizes
 
+Values = tuple[Any, ...]  # of a node on the example, on its rows twice, on longer ones, and on other values
+
+_PROPERTIES = {
+    "ndim": "size",
+    "dtype": "dtype",
+    "device": "device",
+    "is_sparse": "layout",
+    "is_cuda": "device",
+    "layout": "layout",
+}
 
 SPLITS: set[Any] = {  # whose parts are elements of the same rows
     *("split", "chunk", "unbind", "tensor_split", "split_with_sizes"),
@@ -37,13 +48,29 @@ class KnownProxy(fx.Proxy):
         runs: Values = self.tracer.runs[self.node]  # type: ignore[attr-defined]
         return runs
 
+    @property
+    def _sizes(self) -> Sizes:
+        sizes: Sizes = self.tracer.sizes  # type: ignore[attr-defined]
+        return sizes
+
     def __getattr__(self, name: str) -> Any:
         if isinstance(self._known, Tensor):
             if name == "shape":
                 return self.size()
-            if name in ("ndim", "dtype", "device", "is_sparse", "is_cuda"):
+            if name in _PROPERTIES:
+                self._ask(_PROPERTIES[name])
                 return getattr(self._known, name)
+        elif self.tracer.is_nothing(self.node, "attribute", name):  # type: ignore[attr-defined]
+            return None
         return super().__getattr__(name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name not in ("node", "tracer"):
+            raise TraceError("it changes the batch")
+        super().__setattr__(name, value)
+
+    def _ask(self, about: str) -> None:
+        self.tracer.asked.append(Asked(self.node, about))  # type: ignore[attr-defined]
 
     def size(self, dim: int | None = None) -> Any:
         """Numbers, but for the number of rows and for lengths."""
@@ -57,25 +84,33 @@ class KnownProxy(fx.Proxy):
 
     def _size(self, place: int) -> Any:
         sizes = {run.shape[place] for run in self._runs}
-        return sizes.pop() if len(sizes) == 1 else self.tracer.create_proxy("call_method", "size", (self, place), {})
+        known = len(sizes) == 1 and not self._sizes.is_free(self.node, place)
+        self._ask("size")
+        return sizes.pop() if known else self.tracer.create_proxy("call_method", "size", (self, place), {})
 
     def numel(self) -> Any:
         """A number, unless it depends on the batch."""
         sizes = {run.numel() for run in self._runs} if isinstance(self._known, Tensor) else set()
-        return sizes.pop() if len(sizes) == 1 else self.tracer.create_proxy("call_method", "numel", (self,), {})
+        known = len(sizes) == 1 and not self._sizes.free.get(self.node)
+        self._ask("size")
+        return sizes.pop() if known else self.tracer.create_proxy("call_method", "numel", (self,), {})
 
     def dim(self) -> int:
         """The number of dimensions."""
+        self._ask("size")
         dims: int = self._known.dim()
         return dims
 
     def is_floating_point(self) -> bool:
         """Whether it holds real numbers."""
+        self._ask("dtype")
         return bool(self._known.is_floating_point())
 
     def __getitem__(self, key: Any) -> Any:
         if isinstance(key, slice) and isinstance(self._known, tuple | list):
             return tuple(self)[key]
+        if self.tracer.is_nothing(self.node, "item", key):  # type: ignore[attr-defined]
+            return None
         return self.tracer.create_proxy("call_function", operator.getitem, (self, key), {})
 
     def __iter__(self) -> Any:
@@ -94,7 +129,12 @@ class KnownProxy(fx.Proxy):
         if self.node.target not in SPLITS:
             return False
         dim, runs = split_dim(self.node), self.tracer.runs[self.node.args[0]]  # type: ignore[attr-defined]
-        return not isinstance(dim, int) or len({run.shape[dim] for run in runs}) > 1
+        if not isinstance(dim, int) or len({run.shape[dim] for run in runs}) > 1:
+            return True
+        split: Any = self.node.args[0]
+        return self._sizes.is_free(split, dim % runs[0].dim()) or any(
+            source in self._sizes.numbers for source in self.node.all_input_nodes
+        )
 
     def __bool__(self) -> bool:
         if isinstance(self._known, tuple | list):

@@ -8,8 +8,8 @@ from torch import fx, nn
 from torch.nn import functional
 
 from ..keyed import keyed_values
-from ..sites import Site, Whole
 from .facts import View
+from .hooks import has_hooks
 from .layers import BatchNorm, Bilinear, Convolution, Embedding, EmbeddingBag, Linear, Tokenwise
 from .layouts import Join, Layout, Pick, Reshape
 from .rules import Elementwise, Gate, Input, Opaque, Product, Reduce
@@ -107,6 +107,5 @@ def rule_for(node: fx.Node, view: View) -> Opaque:
 
 def is_plain(module: nn.Module) -> bool:
     """Whether a layer computes what its type says: no hooks but ours, and weights that are its own parameters."""
-    hooks = (*module._forward_pre_hooks.values(), *module._forward_hooks.values())
     own = all(name in module._parameters for name in ("weight", "bias") if hasattr(module, name))
-    return own and all(isinstance(getattr(hook, "__self__", None), Site | Whole) for hook in hooks)
+    return own and not has_hooks(module)

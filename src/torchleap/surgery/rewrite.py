@@ -2,22 +2,26 @@
 
 import operator
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import Tensor, fx, nn
 
+from ..errors import SurgeryError
 from ..gates import LeAP
 from ..keyed import is_collection
 from .build import find
-from .entries import expect_entries
+from .channels import call_unchanged, expect_globals
+from .entries import assumed_entries, expect_entries
 from .examples import in_eval
 from .facts import Facts, View
+from .inputs import ANY, Expected, expect_inputs, expected_of, path_of
 from .registry import OPAQUE, rule_for
 from .rules import Opaque
 from .trace import Trace
 from .tracer import gated, is_input
-from .writer import Writer
+from .writer import Writer, kept_columns
 
 
 @dataclass
@@ -45,7 +49,24 @@ def rewrite(trace: Trace, scale: Tensor, shift: Tensor) -> Rewrite:
     tensors = [path for path in read if not still[id(find(model, path))]]
     for path in sorted(trace.out_of_place & {str(node.target) for node in writer.graph.nodes}):
         writer.attributes.setdefault(path, {})["inplace"] = False
+    _keep_aside(trace, writer.graph)
     return Rewrite(view, rules, writer, tuple(sorted(layers)), tuple(sorted(tensors)))
+
+
+def _keep_aside(trace: Trace, graph: fx.Graph) -> None:
+    """Check at each call that modules which are not followed leave their arguments alone."""
+    calls = [node for node in graph.nodes if node.op == "call_module" and node.target in trace.aside]
+    called = {str(node.target) for node in calls}
+    before = {str(node.target) for node in trace.graph.nodes if node.op == "call_module"}
+    lost = [path for path, writes in trace.aside.items() if writes and path in before - called]
+    if lost:
+        raise SurgeryError(f"{lost[0]} sets attributes, but nothing reads what it returns")
+    for node in calls:
+        with graph.inserting_before(node):
+            module = graph.get_attr(str(node.target))
+            new = graph.call_function(call_unchanged, (module, node.args, dict(node.kwargs)))
+        node.replace_all_uses_with(new)
+        graph.erase_node(node)
 
 
 def _uses(graph: fx.Graph, model: nn.Module) -> Counter[int]:
@@ -154,8 +175,39 @@ def _write(view: View, rules: dict[fx.Node, Opaque]) -> Writer:
         elif node.op != "placeholder" and view.is_live(node) and view.trace.kinds[node] != "batch":
             writer.others[node] = writer.copy(node, writer.whole)
     _remove_unread(writer.graph)
+    _expect_inputs(writer)
     _expect_entries(writer)
     return writer
+
+
+def _expect_inputs(writer: Writer) -> None:
+    """Check at each call what the trace assumes about the batch."""
+    trace, graph = writer.view.trace, writer.graph
+    expected = expected_of(trace.graph, graph, trace.model, trace.given, trace.asked, trace.counts, trace.nothing)
+    expected = [_without_columns_kept(each, graph, trace.given[0]) for each in expected]
+    writer.assumptions += [sentence for each in expected for sentence in each.sentences()]
+    arguments = {str(node.target): node for node in graph.nodes if node.op == "placeholder"}
+    names = list(dict.fromkeys(each.path[0] for each in expected))
+    last = list(arguments.values())[-1]
+    if trace.variables:
+        writer.assumptions += [f"the global variable {name} stays {value!r}" for _, name, value in trace.variables]
+        with graph.inserting_after(last):
+            graph.call_function(expect_globals, (trace.variables,))
+    if not names:
+        return
+    checks = tuple(
+        (each.label, names.index(each.path[0]), each.path[1], each.kind, each.sizes, each.about, each.value, each.read)
+        for each in expected
+    )
+    with graph.inserting_after(last):
+        graph.call_function(expect_inputs, ([arguments[name] for name in names], checks))
+
+
+def _without_columns_kept(expected: Expected, graph: fx.Graph, given: Mapping[str, Any]) -> Expected:
+    """Leave the columns of a tensor alone that `kept_columns` checks, since the batch may hold those alone that are read."""
+    axes = [node.args[1] for node in graph.nodes if node.target is kept_columns and path_of(node.args[0], given) == expected.path]
+    sizes = tuple(ANY if dim in axes else size for dim, size in enumerate(expected.sizes))
+    return replace(expected, sizes=sizes, own_columns=bool(axes))
 
 
 def _expect_entries(writer: Writer) -> None:
@@ -171,6 +223,7 @@ def _expect_entries(writer: Writer) -> None:
         with writer.graph.inserting_after(new):
             ordered = entries.walked and writer.view.trace.ordered
             writer.graph.call_function(expect_entries, (new, known, absent, needed, entries.walked, ordered))
+        writer.assumptions += assumed_entries(str(node.target), absent, entries.walked, ordered)
 
 
 def _remove_unread(graph: fx.Graph) -> None:

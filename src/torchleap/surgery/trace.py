@@ -1,6 +1,8 @@
 """A model as a graph: every operation between the inputs, the gates and the output, with its values on an example batch."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -9,9 +11,13 @@ from torch import Tensor, fx, nn
 from ..errors import SurgeryError
 from ..gates import LeAP
 from ..sites import Call, Site, find_module
+from .channels import Attributes, Globals, globals_read, names_changed, reads_environment, watched
 from .entries import Entries
-from .examples import Attributes, Examples, bind, in_eval
+from .examples import Examples, bind, in_eval
+from .hooks import has_hooks, muted, refuse_hooks_between
 from .inplace import put_out_of_place
+from .inputs import Asked, Path
+from .parameters import OwnTensors
 from .proxies import Values
 from .tracer import SiteTracer, gated, is_input
 
@@ -29,8 +35,15 @@ class Trace:
         varying: Nodes with rows whose other dimensions depend on the batch, such as padded histories.
         constants: Tensors that the code makes itself, by the name under which the graph reads them.
         entries: The arguments that are dicts, with what forward() asks of them.
+        aside: Modules that are not followed, each with whether it changes its attributes.
         out_of_place: Layers that must not change their input in place any more.
         rows: Of the example.
+        ordered: Whether the model cares for the order of a dict's entries.
+        given: Each argument's value on the runs of the trace.
+        counts: The number of rows of each run.
+        asked: Questions that were answered as on the example.
+        nothing: Parts of the batch that are None.
+        variables: Global variables that forward() reads: where, name and value.
     """
 
     model: nn.Module
@@ -40,9 +53,15 @@ class Trace:
     varying: set[fx.Node]
     constants: dict[str, Tensor]
     entries: dict[str, Entries]
+    aside: dict[str, bool]
     out_of_place: set[str]
     rows: int
     ordered: bool
+    given: tuple[Mapping[str, Any], ...]
+    counts: tuple[int, ...]
+    asked: list[Asked]
+    nothing: list[Path]
+    variables: tuple[tuple[str, str, Any], ...]
 
     def shape(self, node: fx.Node) -> tuple[int, ...]:
         """The shape of one row of a node."""
@@ -67,7 +86,7 @@ def trace(model: nn.Module, gates: LeAP, sites: tuple[Site, ...], examples: Exam
     Args:
         scale: What the gates do to each column, scale * x + shift, (D,); 0 where a column is dropped.
     """
-    calls = (examples.once, examples.twice, examples.longer)
+    calls = examples.calls
     with in_eval(model), torch.enable_grad():
         tracer, graph, constants = _follow(model, gates, sites, calls, (scale, shift))
         for module in model.modules():
@@ -80,14 +99,30 @@ def trace(model: nn.Module, gates: LeAP, sites: tuple[Site, ...], examples: Exam
     out_of_place = put_out_of_place(graph, tracer.changing, values, model)
     kinds: dict[fx.Node, Kind] = {}
     for node in graph.nodes:
-        kinds[node] = "mode" if node in mode else _kind(node, kinds, tracer.runs[node], examples.rows)
-        if node.target is gated and kinds[node] != "rows":
+        kinds[node] = "mode" if node in mode else _kind(node, kinds, tracer, examples.counts)
+        if node.target is gated and {kinds[node], kinds[node.all_input_nodes[0]]} != {"rows"}:
             raise SurgeryError(
                 f"of the batch it cannot be told which of its dimensions are the {examples.rows} rows of the gates"
             )
-    varying = _varying(graph, kinds, tracer.runs)
-    rows, ordered = examples.rows, examples.ordered
-    return Trace(model, graph, values, kinds, varying, constants, tracer.entries, out_of_place, rows, ordered)
+    varying = _varying(graph, kinds, tracer)
+    return Trace(
+        model=model,
+        graph=graph,
+        values=values,
+        kinds=kinds,
+        varying=varying,
+        constants=constants,
+        entries=tracer.entries,
+        aside={path: module in tracer.writing for path, module in _aside(model, tracer)},
+        out_of_place=out_of_place,
+        rows=examples.rows,
+        ordered=examples.ordered,
+        given=tracer.given,
+        counts=examples.counts,
+        asked=tracer.asked,
+        nothing=tracer.nothing,
+        variables=_variables(model, tracer),
+    )
 
 
 def _follow(
@@ -98,22 +133,35 @@ def _follow(
     affine: tuple[Tensor, Tensor],
     before: SiteTracer | None = None,
 ) -> tuple[SiteTracer, fx.Graph, dict[str, Tensor]]:
-    """Trace; a submodule whose Python cannot be followed becomes one opaque operation."""
+    """Trace; a submodule whose Python cannot be followed becomes one opaque operation.
+
+    It comes to an end: each round but the last makes at least one more submodule of the model opaque.
+    """
     places = {find_module(model, site.at): site for site in sites}
+    for module, site in places.items():
+        refuse_hooks_between(module, site, is_root=module is model)
+    tree = set(model.modules())
     opaque: set[nn.Module] = set() if before is None else before.opaque
     while True:
         tracer = SiteTracer(gates, places, tuple(bind(model, call) for call in calls), affine, opaque, before)
         attributes = Attributes(model)
+        variables = Globals(model)
         try:
-            graph = tracer.trace(model)
+            names = _changeable(model, tracer)
+            executing = partial(getattr, tracer, "executing")
+            with muted(model), watched(model, names, executing), OwnTensors(tracer, model):
+                graph = tracer.trace(model)
+            if variables.changed():
+                raise SurgeryError("forward() changes a global variable or an attribute of a class")
             _mark_output(graph, tracer)
             made = _made(model)
             own = {inner for module in opaque for inner in module.modules()}  # these run as they are, and may
-            writing = [module for module in attributes.changed() if module not in own]
+            changed = attributes.changed()
+            writing = [module for module in changed if module not in own]
         except SurgeryError:
             raise
         except Exception as error:
-            fresh = [module for module in tracer.failed if module not in opaque]
+            fresh = [module for module in tracer.failed if module in tree - opaque]
             if not fresh or before is not None:
                 raise SurgeryError(f"{type(model).__name__}.forward cannot be traced: {first_line(error)}") from error
             opaque.add(fresh[-1])
@@ -121,14 +169,44 @@ def _follow(
         finally:
             attributes.restore()
         if not writing:
+            tracer.writing = {module for module in opaque if not set(changed).isdisjoint(module.modules())}
             break
         if model in writing or before is not None:
             raise SurgeryError(f"{type(model).__name__}.forward cannot be traced: it sets attributes")
         opaque.update(writing)
-    if not any(node.target is gated for node in graph.nodes):
+    if tracer.marked != set(sites):
         inside = next((module for module in opaque), model)
         raise SurgeryError(f"the gates sit inside {type(inside).__name__}, which cannot be traced")
     return tracer, graph, made
+
+
+def _aside(model: nn.Module, tracer: SiteTracer) -> list[tuple[str, nn.Module]]:
+    """Return the modules that are not followed, by name."""
+    modules = model.named_modules(remove_duplicate=False)
+    return [(path, module) for path, module in modules if path and (module in tracer.opaque or has_hooks(module))]
+
+
+def _variables(model: nn.Module, tracer: SiteTracer) -> tuple[tuple[str, str, Any], ...]:
+    """Return the global variables that the code of modules reads that are followed."""
+    inside = {inner for _, module in _aside(model, tracer) for inner in module.modules()}
+    followed = [module for module in model.modules() if module not in inside]
+    if any(reads_environment(module) for module in followed):
+        raise SurgeryError("forward() may depend on the environment or on the default dtype")
+    return tuple(dict.fromkeys(variable for module in followed for variable in globals_read(module)))
+
+
+def _changeable(model: nn.Module, tracer: SiteTracer) -> set[str]:
+    """Return the attributes that modules which are not followed could change; global variables they must leave alone."""
+    inside = {inner for _, module in _aside(model, tracer) for inner in module.modules()}
+    attributes: set[str] = set()
+    variables: set[str] = set()
+    for module in inside:
+        names, others = names_changed(module)
+        attributes |= names
+        variables |= others
+    if variables:
+        raise SurgeryError(f"a module that cannot be followed may change the global variable {min(variables)}")
+    return attributes
 
 
 def _made(model: nn.Module) -> dict[str, Tensor]:
@@ -184,30 +262,39 @@ def _ask_for_the_mode(graph: fx.Graph, in_training: fx.Graph) -> dict[fx.Node, b
     return {} if flag is None else {flag: False}
 
 
-def _kind(node: fx.Node, kinds: dict[fx.Node, Kind], runs: Values, rows: int) -> Kind:
-    once, twice, _ = runs
+def _kind(node: fx.Node, kinds: dict[fx.Node, Kind], tracer: SiteTracer, counts: tuple[int, ...]) -> Kind:
+    runs = tracer.runs[node]
+    once, twice = runs[:2]
     sources = [kinds[source] for source in node.all_input_nodes]
-    if isinstance(once, Tensor) and isinstance(twice, Tensor):
+    if isinstance(once, Tensor) and all(isinstance(run, Tensor) for run in runs):
         if node.op == "get_attr" or (sources and all(kind == "fixed" for kind in sources)):
             return "fixed"
-        has_rows = once.dim() and once.shape[0] == rows and twice.shape == (2 * rows, *once.shape[1:])
-        return "rows" if has_rows else "other"
-    counts = node.target == "size" and node.args[1:] == (0,) and sources == ["rows"]
-    of_jagged = node.target == "stride" and len(node.args) == 1 and (once, twice) == (rows, 2 * rows)
-    return "batch" if counts or of_jagged else "other"
+        return "rows" if _has_rows(runs, counts) and not tracer.sizes.is_free(node, 0) else "other"
+    counted = node.target == "size" and node.args[1:] == (0,) and sources == ["rows"]
+    of_jagged = node.target == "stride" and len(node.args) == 1 and (once, twice) == counts[:2]
+    return "batch" if counted or of_jagged else "other"
 
 
-def _varying(graph: fx.Graph, kinds: dict[fx.Node, Kind], runs: dict[fx.Node, Values]) -> set[fx.Node]:
+def _has_rows(runs: Values, counts: tuple[int, ...]) -> bool:
+    once, twice = runs[:2]
+    if not once.dim() or twice.shape[1:] != once.shape[1:]:
+        return False
+    return all(run.dim() == once.dim() and run.shape[0] == count for run, count in zip(runs, counts, strict=True))
+
+
+def _varying(graph: fx.Graph, kinds: dict[fx.Node, Kind], tracer: SiteTracer) -> set[fx.Node]:
     """Nodes with rows of changing lengths. An input is one only if its length lives on: else its columns are read one by one."""
+    runs = tracer.runs
 
     def in_shape(node: fx.Node) -> bool:
-        once, _, longer = runs.get(node, (None, None, None))
-        return isinstance(once, Tensor) and isinstance(longer, Tensor) and once.shape != longer.shape
+        shapes = {run.shape[1:] for run in runs[node]}
+        return len(shapes) > 1 or bool(tracer.sizes.free.get(node))
 
     def in_value(node: fx.Node) -> bool:
-        once, _, longer = runs.get(node, (None, None, None))
+        found = runs.get(node, (None, None, None))
+        once, longer = found[0], found[2]
         if isinstance(once, Tensor) and isinstance(longer, Tensor):
-            return in_shape(node) or not torch.equal(once, longer)
+            return once.shape != longer.shape or not torch.equal(once, longer)
         return once is not None and once != longer
 
     found = {node for node in graph.nodes if kinds[node] == "rows" and in_shape(node)}

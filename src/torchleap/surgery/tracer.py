@@ -14,8 +14,12 @@ from ..gates import LeAP
 from ..keyed import is_collection, is_keyed, keyed_values, places_of, with_values
 from ..sites import Site
 from .entries import Entries
+from .hooks import has_hooks
 from .inplace import is_in_place, versions
+from .inputs import Asked, Path, is_container, part_of, path_of
+from .parameters import refuse_trained
 from .proxies import KnownProxy, Values
+from .sizes import Sizes
 
 
 def gated(x: Any, start: int, stop: int) -> Any:
@@ -35,7 +39,7 @@ class SiteTracer(fx.Tracer):
     """Traces a model without its gates, marks the places where they sit, and computes every value on the example.
 
     Args:
-        given: Each argument's value on the example, on its rows twice, on longer ones.
+        given: Each argument's value on the example, on its rows twice, on longer ones, on other values.
         scale: What the gates do to each column: scale * x + shift.
         opaque: Modules that could not be followed.
         before: A trace in eval mode that this one, in train mode, should be equal to.
@@ -61,11 +65,16 @@ class SiteTracer(fx.Tracer):
         self.before = before
         self.order: list[fx.Node] = []
         self.runs: dict[fx.Node, Values] = {}
+        self.sizes = Sizes(self.runs)
         self.changing: set[fx.Node] = set()  # nodes that change an input in place
         self.entries: dict[str, Entries] = {}
+        self.asked: list[Asked] = []
+        self.nothing: list[Path] = []  # parts of the batch that are None
         self.inside: list[nn.Module] = []
         self.failed: list[nn.Module] = []  # the modules, from the model inwards, in which tracing failed
         self.executing = False
+        self.writing: set[nn.Module] = set()  # opaque modules that change their attributes
+        self.marked: set[Site] = set()  # the sites that the example has passed
         self.autocast = _autocast()
 
     def proxy(self, node: fx.Node) -> KnownProxy:
@@ -74,6 +83,7 @@ class SiteTracer(fx.Tracer):
 
     def create_node(self, kind: str, target: Any, *rest: Any, **named: Any) -> fx.Node:
         """Write a node and compute its values."""
+        self._refuse_methods(kind, rest)
         node = super().create_node(kind, target, *rest, **named)
         place = len(self.order)
         self.order.append(node)
@@ -86,25 +96,52 @@ class SiteTracer(fx.Tracer):
             if known is None or (known.op, known.target) != (node.op, node.target):
                 raise SurgeryError("forward() takes another way in train() than in eval()")
             self.runs[node] = self.before.runs[known]
+            self.sizes.adopt(node, self.before.sizes, known)
         elif kind != "output":
             self._run(node)
         else:
-            self.runs[node] = (None, None, None)
+            self.runs[node] = (None,) * len(self.given)
         return node
+
+    def _refuse_methods(self, kind: str, rest: tuple[Any, ...]) -> None:
+        """A method of the batch may answer otherwise for each batch, and even with None, which no trace sees."""
+        first = rest[0][0] if kind == "call_method" and rest and rest[0] else None
+        path = path_of(first, self.given[0]) if isinstance(first, fx.Node) else None
+        if path is not None and is_container(part_of(self.given[0], path)):
+            raise TraceError("it calls a method of the batch")
+
+    def is_nothing(self, first: fx.Node, how: str, key: Any) -> bool:
+        """Tell whether a part of the batch is None on the example; forward() is then followed without it."""
+        path = path_of(first, self.given[0])
+        if path is None or not is_container(part_of(self.given[0], path)):
+            return False
+        name, steps = path
+        try:
+            found = part_of(self.given[0], (name, (*steps, (how, key))))
+        except (KeyError, IndexError, AttributeError, TypeError):
+            return False
+        if found is None:
+            self.nothing.append((name, (*steps, (how, key))))
+        return found is None
 
     def _run(self, node: fx.Node) -> None:
         self.executing = True
         try:
+            reads = path_of(node, self.given[0]) is not None  # which changes nothing
             with torch.no_grad():
-                inputs = [self.runs[source][0] for source in node.all_input_nodes]
+                inputs = [] if reads else [self.runs[source][0] for source in node.all_input_nodes]
                 before = versions(inputs)
-                found = [self._compute(node, lambda source, i=i: self.runs[source][i], self.given[i]) for i in range(3)]
+                found = [
+                    self._compute(node, lambda source, i=i: self.runs[source][i], given) for i, given in enumerate(self.given)
+                ]
+            self.runs[node] = tuple(found)
+            if not reads:
+                self.sizes.learn(node)
+            module = self.root.get_submodule(str(node.target)) if node.op == "call_module" else None
+            if versions(inputs) != before or is_in_place(node, module):
+                self.changing.add(node)
         finally:
             self.executing = False
-        self.runs[node] = (found[0], found[1], found[2])
-        module = self.root.get_submodule(str(node.target)) if node.op == "call_module" else None
-        if versions(inputs) != before or is_in_place(node, module):
-            self.changing.add(node)
 
     def _compute(self, node: fx.Node, values: Any, given: Mapping[str, Any]) -> Any:
         inputs: Any = fx.map_arg((node.args, node.kwargs), values)
@@ -118,7 +155,7 @@ class SiteTracer(fx.Tracer):
             return found
         if node.op == "call_module":
             module = self.root.get_submodule(str(node.target))
-            return module.forward(*args, **kwargs) if module in self.sites else module(*args, **kwargs)
+            return module(*args, **kwargs)
         if node.op == "call_method":
             return getattr(args[0], str(node.target))(*args[1:], **kwargs)
         if node.target is gated:
@@ -133,8 +170,9 @@ class SiteTracer(fx.Tracer):
         return attr_val if self.executing else super().getattr(attr, attr_val, parameter_proxy_cache)
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        """PyTorch's own layers, collections of tables, and modules that could not be followed."""
-        return is_collection(m) or m in self.opaque or super().is_leaf_module(m, module_qualified_name)
+        """PyTorch's own layers, collections of tables, and modules with hooks or that could not be followed."""
+        whole = is_collection(m) or m in self.opaque or has_hooks(m)
+        return whole or super().is_leaf_module(m, module_qualified_name)
 
     def create_args_for_root(self, root_fn: Any, is_module: bool, concrete_args: Any = None) -> Any:
         """Arguments that the example leaves out keep their default; a dict is a dict, so that the model may walk over it."""
@@ -145,14 +183,16 @@ class SiteTracer(fx.Tracer):
             name = str(proxy.node.target)
             if name.startswith("*"):
                 raise SurgeryError(f"forward() takes {name}, whose arguments have no names")
-            if name in self.given[0]:
+            if name not in self.given[0]:
+                found.append(defaults[name].default)
+            elif self.given[0][name] is None:
+                self.nothing.append((name, ()))
+                found.append(None)
+            else:
                 value = self.given[0][name]
                 if isinstance(value, Mapping):
                     self.entries[name] = Entries({key: proxy[key] for key in value})
                 found.append(self.entries.get(name, self.opened(proxy)))
-            else:
-                found.append(defaults[name].default)
-                self.graph.erase_node(proxy.node)
         site = self.sites.get(self.root)
         if site is not None and site.side == "input":
             found[1] = self.mark(site, found[1])
@@ -160,7 +200,7 @@ class SiteTracer(fx.Tracer):
 
     def call_module(self, m: nn.Module, forward: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Follow the call, with marks in place of the gates."""
-        if self.executing:
+        if self.executing or self._is_function(m):
             return forward(*args, **kwargs)
         site = self.sites.get(m)
         if site is not None and site.side == "input":
@@ -169,13 +209,21 @@ class SiteTracer(fx.Tracer):
             args, kwargs = ((marked, *args[1:]), kwargs) if name is None else (args, {**kwargs, name: marked})
         self.inside.append(m)
         try:
-            output = super().call_module(m, forward if site is None else m.forward, args, kwargs)
+            output = super().call_module(m, forward, args, kwargs)
         except Exception:
             self.failed = self.failed or list(self.inside)
             raise
         self.inside.pop()
         output = self.opened(output)
         return self.mark(site, output) if site is not None and site.side == "output" else output
+
+    def _is_function(self, m: nn.Module) -> bool:
+        """Whether it is a layer without weights that forward() creates, which is no more than a function."""
+        if m in (self.submodule_paths or ()):
+            return False
+        if any(True for _ in (*m.parameters(), *m.buffers())):
+            raise TraceError(f"it calls a {type(m).__name__} with weights that are not the model's")
+        return True
 
     def opened(self, value: Any) -> Any:
         """A keyed tensor with known keys, whose values alone stand for others."""
@@ -189,10 +237,13 @@ class SiteTracer(fx.Tracer):
         if is_keyed(a) and isinstance(a.values(), fx.Proxy):
             parts = {"keys": list(a.keys()), "length_per_key": list(a.length_per_key()), "values": a.values()}
             a = self.create_proxy("call_function", type(a), (), {**parts, "key_dim": a.key_dim()})
+        if isinstance(a, Tensor):
+            refuse_trained(a, self)
         return super().create_arg(a)
 
     def mark(self, site: Site, value: Any) -> Any:
         """What leaves the gates."""
+        self.marked.add(site)
         fields = self.gates.arriving_fields()
         if is_keyed(value):
             return with_values(value, self._mark_keyed([fields.columns(key) for key in value.keys()], value.values()))  # noqa: SIM118
@@ -217,5 +268,5 @@ class SiteTracer(fx.Tracer):
         return self.create_proxy("call_function", gated, (value, start, stop), {})
 
 
-def _autocast() -> tuple[bool, ...]:
-    return tuple(torch.is_autocast_enabled(device) for device in ("cpu", "cuda"))
+def _autocast() -> tuple[Any, ...]:
+    return tuple((torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)) for device in ("cpu", "cuda"))

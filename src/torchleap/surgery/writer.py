@@ -79,6 +79,7 @@ class Writer:
         self.attributes: dict[str, dict[str, Any]] = {}  # of layers, such as in_features
         self.collections: dict[str, list[Any]] = {}  # the tables that are left in a collection of tables
         self.notes: list[str] = []
+        self.assumptions: list[str] = []  # about the batch
         self.restored: dict[fx.Node, list[fx.Node]] = {}  # where constants were put back, and for whom
         self.reader: fx.Node | None = None  # the node that is being written
         self._whole: dict[fx.Node, Written] = {}
