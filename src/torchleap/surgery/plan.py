@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_leaves
 
 from ..errors import FieldError, SurgeryError
 from ..gates import LeAP
-from ..keyed import is_sharded
+from ..keyed import is_jagged, is_sharded, rows_of
 from ..selection import Selection
 from ..sites import Call, Site, few_rows
 from ..text import plural, table
@@ -178,9 +178,9 @@ class Surgery:
         if not alike(reference(self.examples.once), expected[0].output):
             raise SurgeryError(
                 f"Nothing was changed: {type(self.model).__name__} returns something else when it is called with the same batch "
-                "again. It must be deterministic in eval()."
+                "again. Is the model deterministic in eval()?"
             )
-        if _shapes(self.given) != _shapes(self.examples.once):  # the graph is of a few rows of it
+        if _rows(self.given) != _rows(self.examples.once):  # the graph is of a few rows of it
             expected.append(Expected.of(reference, self.given))
         for rows in (self.examples.rows + 3, 1):
             try:
@@ -286,8 +286,8 @@ class Surgery:
         )
 
 
-def _shapes(batch: Call) -> list[Any]:
-    return [getattr(leaf, "shape", None) for leaf in tree_leaves(batch)]
+def _rows(batch: Call) -> list[int | None]:
+    return [rows_of(leaf) for leaf in tree_leaves(batch, is_leaf=is_jagged)]
 
 
 def _make(candidate: Candidate, plan: Plan, example: Call) -> nn.Module:
