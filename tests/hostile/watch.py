@@ -11,7 +11,7 @@ CHANGES = ("os.remove", "os.rename", "os.rmdir", "os.mkdir", "os.symlink", "os.l
 CODE = ("exec", "compile", "import", "code.__new__", "marshal.loads")
 OURS = Path(__file__).parents[2] / "src" / "torchleap"
 
-_state: dict = {"seen": None, "allowed": (), "installed": False}
+_state: dict = {"seen": None, "allowed": (), "code": True, "installed": False}
 
 
 def _hook(event, args):
@@ -27,6 +27,8 @@ def _hook(event, args):
 
 
 def _is_code(event, args):
+    if not _state["code"]:
+        return False
     if event == "code.__new__":  # Program names the arguments of forward() by a copy of its own code
         return not str(args[1]).startswith(str(OURS))
     if event == "import":
@@ -51,13 +53,18 @@ def _is_outside(event, args):
 
 
 @contextmanager
-def watched(*allowed: Path) -> Iterator[list[str]]:
-    """Collect what happens that should not; files may be written in the allowed folders."""
+def watched(*allowed: Path, code: bool = True) -> Iterator[list[str]]:
+    """Collect what happens that should not.
+
+    Args:
+        allowed: Folders in which files may be written.
+        code: Whether compiling, executing and importing counts as well; PyTorch imports a lot when it is first used.
+    """
     if not _state["installed"]:
         sys.addaudithook(_hook)
         _state["installed"] = True
     seen: list[str] = []
-    _state.update(seen=seen, allowed=allowed)
+    _state.update(seen=seen, allowed=allowed, code=code)
     try:
         yield seen
     finally:

@@ -443,6 +443,9 @@ class Batches(IterableDataset[Batch]):
         if other:
             ours, theirs = (" and ".join(f"{key}={value[key]}" for key in other) for value in (expected, other))
             raise DataError(f"Expected the place in batches with {ours}, but found {theirs}.")
+        for key in ("epoch", "position"):
+            if not is_whole(state[key]) or not 0 <= state[key] < 1 << 62:
+                raise DataError(f"Expected the {key} of a place in batches, but found {state[key]!r:.40}.")
         self._own_epochs, self.position, self._loaded = state["epoch"], state["position"], True
         self._ended.zero_()
 
