@@ -243,7 +243,13 @@ def zipped(content, method=zipfile.ZIP_STORED):
     return found.getvalue()
 
 
-DOTTED = b"\x80\x04\x8c\x28torch.distributed.checkpoint.filesystem\x8c\x09os.system\x93\x8c\x0atouch MARK\x85R."
+def text(words):
+    """A short text in a pickle."""
+    return b"\x8c" + bytes([len(words)]) + words.encode()
+
+
+MODULE = "torch.distributed.checkpoint.filesystem"
+DOTTED = b"\x80\x04" + text(MODULE) + text("os.system") + b"\x93" + text("touch MARK") + b"\x85R."
 PICKLES = {
     "os.system": pickle.dumps(Payload()),
     "a dotted name": DOTTED,
