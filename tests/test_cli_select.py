@@ -346,7 +346,7 @@ def test_when_no_field_is_left_the_scores_are_used_again(place, capsys):
 def test_a_failed_save_does_not_lose_the_run(place, capsys, monkeypatch):
     from torchleap.selecting import Decision
 
-    def full_disk(*_):
+    def full_disk(*_, **__):
         raise OSError(28, "No space left on device", "selection.json")
 
     words = ["select", str(place / "clicks.csv"), *FAST, "--epochs", "1", "--out", str(place / "full"), "--quiet"]
@@ -369,7 +369,9 @@ def test_predict_needs_the_kept_columns_alone(result, place, tmp_path, capsys):
     assert "There is no folder" in refused(
         capsys, "predict", folder, tmp_path / "new.parquet", "--out", tmp_path / "no" / "s.csv"
     )
-    assert "holds no result" in refused(capsys, "predict", tmp_path, tmp_path / "new.parquet", "--out", tmp_path / "s.csv")
+    assert "holds no complete result" in refused(
+        capsys, "predict", tmp_path, tmp_path / "new.parquet", "--out", tmp_path / "s.csv"
+    )
     FRAME.select("price").write_parquet(tmp_path / "new.parquet")
     told = refused(capsys, "predict", folder, tmp_path / "new.parquet", "--out", tmp_path / "s.csv")
     assert "lacks the column 'item', which the model reads" in told
