@@ -133,6 +133,7 @@ class Task:
             for number, record in enumerate(content["columns"]):
                 learnt = record.pop("learnt")
                 columns.append(TaskColumn(Column(**record), f"{number}.bin", **learnt))
+            _check_sizes(columns, content["rows"], content["files"])
             return cls(folder, tuple(columns), content["rows"], content["roles"], keep, files=dict(content["files"]))
         except (KeyError, TypeError, AttributeError, ValueError) as error:
             raise DataError(f"{folder}/task.json is damaged: {error!r}. Remove {folder} and read the data again.") from error
@@ -234,6 +235,17 @@ class Task:
             for c in self.columns
         ]
         return f"{self!r}\n{table(['field', 'kind', 'width', 'ids', 'missing', 'most common'], cells)}"
+
+
+def _check_sizes(columns: Sequence[TaskColumn], rows: Any, files: Any) -> None:
+    """Refuse columns whose files are not as long as their rows take: 4 bytes for each slot of a row."""
+    counts = [rows[part] for part in PARTS] + [number for c in columns for number in (c.slots, c.width, c.categories)]
+    if not all(is_whole(number) and 0 <= number < 1 << 40 for number in counts):
+        raise TypeError("expected numbers of rows, slots and categories")
+    total = sum(rows[part] for part in PARTS)
+    for name, slots in [("label.bin", 1), *((column.file, column.slots) for column in columns)]:
+        if files[name][0] != 4 * total * slots:
+            raise TypeError(f"{name} is not as long as {total:,} rows take")
 
 
 def _kind(column: TaskColumn) -> str:
