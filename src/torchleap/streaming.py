@@ -17,7 +17,7 @@ from .errors import MetricError
 from .metrics import auc, log_loss
 from .pacing import STEPS
 from .plugin import Plugin
-from .states import UNFIT, check_tensors, expect, restore_optimizer, restore_run
+from .states import UNFIT, check_tensors, expect, reason_of, restore_optimizer, restore_run
 from .stepping import Hook, Loop, Loss, Run, Training, TrainingError, go_on_by_chance, of_log_odds
 
 WINDOW = 1000  # steps between two looks
@@ -243,8 +243,9 @@ class _Stream(Loop):
             with ranks.explained():
                 if isinstance(error, RuntimeError) and ranks.is_of_another_rank(error):
                     raise
-            reason = (str(error) or type(error).__name__).splitlines()[0].rstrip(".")
-            raise TrainingError(f"{path} cannot be resumed: {reason}. Remove it to resume from the one before.") from error
+            raise TrainingError(
+                f"{path} cannot be resumed: {reason_of(error)}. Remove it to resume from the one before."
+            ) from error
 
     def _restore(self, path: Path, shared: dict[str, Any], each: list[Any], *, as_many: bool) -> None:
         """Set all that a checkpoint holds, each part only if it fits."""

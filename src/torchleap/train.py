@@ -14,7 +14,7 @@ from . import ranks
 from .data.task import Batch, Rows, Task
 from .metrics import auc, gauc, log_loss
 from .sealed import load_sealed, save_sealed
-from .states import UNFIT, check_tensors, restore_run
+from .states import UNFIT, check_tensors, reason_of, restore_run
 from .stepping import Hook, Loop, Metric, Run, Training, TrainingError, go_on_by_chance, optimizers_for
 from .text import replace_file
 
@@ -234,7 +234,7 @@ class _Loop(Loop):
         try:
             content = load_sealed(path)
         except Exception as error:
-            reason = (str(error) or type(error).__name__).splitlines()[0]
+            reason = reason_of(error)
             raise TrainingError(
                 f"{path} is not a complete checkpoint of this version ({reason}). Remove it to start again."
             ) from error
@@ -244,7 +244,7 @@ class _Loop(Loop):
         except TrainingError:
             raise
         except UNFIT as error:
-            raise TrainingError(f"{path} cannot be resumed: {_sentence(error)}. Remove it to start again.") from error
+            raise TrainingError(f"{path} cannot be resumed: {reason_of(error)}. Remove it to start again.") from error
 
     def _restore(self, content: dict[str, Any]) -> None:
         """Set all that a checkpoint holds, each part only if it fits."""
@@ -279,8 +279,3 @@ class _Loop(Loop):
             problems += [f"its {name} is {value!r}, not {settings.get(name)!r}" for name, value in other.items()]
         if problems:
             raise TrainingError(f"{path} is a checkpoint of another run: {'; '.join(problems[:3])}. Remove it to start again.")
-
-
-def _sentence(error: Exception) -> str:
-    """Return the first line of an error, without its full stop."""
-    return (str(error) or type(error).__name__).splitlines()[0].rstrip(".")

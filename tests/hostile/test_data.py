@@ -196,6 +196,7 @@ ENCODINGS = {
     "many rows in few bytes": grown,
     "one enormous value": swollen,
     "lists in lists": lambda folder, _: (folder / "encoding.json").write_text("[" * 100_000),
+    "a row of many places": lambda folder, _: sealed(folder, lambda found: found["columns"][0]["learnt"].update(slots=1 << 50)),
     "a setting that is not known": lambda folder, _: sealed(folder, lambda found: found["columns"][0].update(evil=1)),
 }
 

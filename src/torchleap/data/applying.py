@@ -40,6 +40,7 @@ LEARNT = ("width", "slots", "categories", "missing", "common", "numbers")
 AT_ONCE = 64 << 20  # bytes of encoded rows that are made together
 FILE = re.compile(r"_types\.parquet|_\d{1,9}\.parquet")
 LARGE, GROWTH = 64 << 20, 200  # bytes that a file may become in any case, and times its own size
+LARGEST = 1 << 20  # places that one column of a row may have
 ROOM = 1 << 18  # unseen values that the table of a vocabulary may hold, beside as many as it has itself
 
 
@@ -232,6 +233,8 @@ def _known(folder: Path, content: dict[str, Any]) -> tuple[_Known, ...]:
     def known(number: int) -> _Known:
         record = dict(content["columns"][number])
         column = TaskColumn(file=f"_{number}.parquet", **record.pop("learnt"), column=Column(**record))
+        if not all(is_whole(number) and 0 <= number <= LARGEST for number in (column.slots, column.width)):
+            raise ValueError(f"a row of {column.name!r:.80} has {column.slots!r:.40} places")
         values = frames[column.file]["value"] if column.file in frames else pl.Series(dtype=pl.String)
         return _Known(column, values, frames[TYPES].schema[column.name])
 
