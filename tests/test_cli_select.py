@@ -25,6 +25,7 @@ from torchleap import cli  # noqa: E402
 from torchleap.cli.select import RESULTS, least_sure, shortened  # noqa: E402
 from torchleap.data.industrial import IndustrialLog  # noqa: E402
 from torchleap.selection import Selection  # noqa: E402
+from torchleap.text import held  # noqa: E402
 
 from .test_selecting import rows  # noqa: E402
 
@@ -311,6 +312,28 @@ def test_results_are_replaced_only_by_force(place, capsys):
     assert record["command"].startswith("torchleap select ")
 
 
+def test_two_runs_into_one_folder_at_a_time_are_refused(place, tmp_path, capsys):
+    words = ["select", str(place / "clicks.csv"), *FAST, "--epochs", "1", "--quiet"]
+    (tmp_path / "busy").mkdir()
+    (tmp_path / "busy" / ".result-killed").mkdir()
+    with held(tmp_path / "busy"):
+        assert not (tmp_path / "busy" / ".result-killed").exists()  # what a killed run has left
+        told = refused(capsys, *words, "--out", str(tmp_path / "busy"), "--force")
+    assert told == f"Another run is writing to {tmp_path / 'busy'}. Wait for it, or give another folder."
+    assert list((tmp_path / "busy").iterdir()) == []
+    with pytest.raises(ZeroDivisionError), held(tmp_path / "new" / "below"):
+        raise ZeroDivisionError
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_run_that_is_killed_holds_nothing(tmp_path):
+    code = "import os, sys; from torchleap.text import held\nwith held(sys.argv[1]): os._exit(7)"
+    killed = subprocess.run([sys.executable, "-c", code, str(tmp_path / "out")], check=False)
+    assert killed.returncode == 7
+    with held(tmp_path / "out"):
+        assert (tmp_path / "out").is_dir()
+
+
 def test_when_no_field_is_left_the_scores_are_used_again(place, capsys):
     words = ["select", str(place / "clicks.csv"), *FAST, "--out", str(place / "none"), "--quiet"]
     told = refused(capsys, *words, "--threshold", "1.5")
@@ -323,7 +346,7 @@ def test_when_no_field_is_left_the_scores_are_used_again(place, capsys):
 def test_a_failed_save_does_not_lose_the_run(place, capsys, monkeypatch):
     from torchleap.selecting import Decision
 
-    def full_disk(*_):
+    def full_disk(*_, **__):
         raise OSError(28, "No space left on device", "selection.json")
 
     words = ["select", str(place / "clicks.csv"), *FAST, "--epochs", "1", "--out", str(place / "full"), "--quiet"]
@@ -346,7 +369,9 @@ def test_predict_needs_the_kept_columns_alone(result, place, tmp_path, capsys):
     assert "There is no folder" in refused(
         capsys, "predict", folder, tmp_path / "new.parquet", "--out", tmp_path / "no" / "s.csv"
     )
-    assert "holds no result" in refused(capsys, "predict", tmp_path, tmp_path / "new.parquet", "--out", tmp_path / "s.csv")
+    assert "holds no complete result" in refused(
+        capsys, "predict", tmp_path, tmp_path / "new.parquet", "--out", tmp_path / "s.csv"
+    )
     FRAME.select("price").write_parquet(tmp_path / "new.parquet")
     told = refused(capsys, "predict", folder, tmp_path / "new.parquet", "--out", tmp_path / "s.csv")
     assert "lacks the column 'item', which the model reads" in told

@@ -9,6 +9,7 @@ SOURCE = Path(__file__).parent.parent / "src" / "torchleap"
 ROOMS = (
     "errors",
     "text",
+    "sealed",
     "settings",
     "fields",
     "metrics",
@@ -30,8 +31,10 @@ ROOMS = (
     "data",
     "models",
     "pacing",
+    "states",
     "stepping",
     "train",
+    "stored",
     "checkpoints",
     "streaming",
     "callbacks",

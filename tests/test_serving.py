@@ -1,6 +1,9 @@
 """Served: what `decide` saved scores new rows, of which it needs the kept columns alone."""
 
 import json
+import os
+import shutil
+from contextlib import suppress
 from dataclasses import replace
 
 import numpy as np
@@ -11,6 +14,7 @@ import torch
 import torchleap as tl
 from torchleap.selecting import decide
 from torchleap.serving import Served
+from torchleap.text import held
 
 from .test_selecting import COLUMNS, TRAINING, rows
 
@@ -109,10 +113,13 @@ def test_tasks_of_all_kinds_come_back(tmp_path, names, kept):
         (lambda layout: "{", "layout.json is damaged"),
         (lambda layout: "[]", "layout.json is damaged"),
         (lambda layout: "[" * 100_000, "layout.json is damaged"),
-        (lambda layout: {"ids": layout["ids"]}, "is damaged: KeyError\\('numbers'\\)"),
+        (lambda layout: {"ids": layout["ids"]}, "is damaged or of an earlier version \\(KeyError: 'numbers'\\)"),
         (lambda layout: {**layout, "ids": {"item": [0]}}, "is damaged"),
         (lambda layout: {**layout, "ids": {"item": [0, 1], "user": [5, 6]}}, "the ids of 'user' do not follow those before"),
-        (lambda layout: {**layout, "numbers": {"price": [0, 10**9], "size": [10**9, 10**9 + 1]}}, "'price' needs 1 places"),
+        (lambda layout: {**layout, "numbers": {"price": [0, 9], "size": [9, 10]}}, "'price' needs 1 places"),
+        (lambda layout: {**layout, "numbers": {"price": [0, 10**9]}}, "1000000000 is not a place in a batch"),
+        (lambda layout: {**layout, "numbers": {"price": [0.0, True]}}, "is not a place in a batch"),
+        (lambda layout: {name: layout[name] for name in ("ids", "numbers")}, "of an earlier version"),
         (lambda layout: {**layout, "numbers": {"size": [0, 1]}}, "'price' needs 1 places, but has 0"),
     ],
 )
@@ -125,10 +132,114 @@ def test_a_damaged_layout_is_one_clear_sentence(saved, tmp_path, change, sentenc
     (tmp_path / "layout.json").write_text(content if isinstance(content, str) else json.dumps(content))
     with pytest.raises(tl.DataError, match=sentence) as caught:
         Served.load(tmp_path)
-    assert str(caught.value).endswith("Select anew.")
+    assert str(caught.value).endswith("Select again.")
 
 
 def test_a_folder_without_results_is_refused(tmp_path):
     for folder in (tmp_path, tmp_path / "nothing"):
-        with pytest.raises(tl.DataError, match="holds no result of `torchleap select`: expected layout.json in it"):
+        with pytest.raises(tl.DataError, match="holds no complete result of `torchleap select`: expected layout.json in it"):
             Served.load(folder)
+
+
+class Dead(BaseException):
+    """The process was killed: it does nothing more."""
+
+
+def killed_at(monkeypatch, folder, step):
+    """Let the process die at this change in a folder, and do nothing there afterwards: no clean-up either."""
+    count = iter(range(10**6))
+    dead = []
+
+    def dying(act):
+        def call(path, *args, **rest):
+            inside = str(path).startswith(str(folder))
+            if inside and (dead or next(count) == step):
+                dead.append(True)
+                raise Dead
+            return act(path, *args, **rest)
+
+        return call
+
+    for place, name in ((os, "replace"), (os, "rename"), (os, "unlink"), (os, "rmdir"), (shutil, "rmtree")):
+        monkeypatch.setattr(place, name, dying(getattr(place, name)))
+    return dead
+
+
+@pytest.fixture(scope="module")
+def other(tmp_path_factory):
+    """Another result of the same columns, from other rows."""
+    folder = tmp_path_factory.mktemp("other")
+    task = tl.data.read(rows(1200, seed=9), label="click", split="order", columns=COLUMNS).priced(protect=["item", "price"])
+    decision = decide(task, model="deepfm", method="permutation", training=QUICK, share=0.5)
+    decision.save(folder)
+    return folder, decision
+
+
+def test_a_kill_at_any_moment_leaves_one_result_or_one_that_is_refused(saved, other, tmp_path, monkeypatch):
+    new = rows(50, seed=5)
+    expected = [scores_of(folder, new) for folder, _ in (saved, other)]
+    chosen = [(folder / "selection.json").read_text() for folder, _ in (saved, other)]
+    assert not torch.equal(*expected)
+    outcomes = []
+    for step in range(200):
+        folder = tmp_path / str(step)
+        shutil.copytree(saved[0], folder)
+        (folder / "notes.txt").write_text("mine")
+        with monkeypatch.context() as patch:
+            dead = killed_at(patch, folder, step)
+            with suppress(Dead):
+                other[1].save(folder)
+        assert (folder / "notes.txt").read_text() == "mine"
+        try:
+            scores = scores_of(folder, new)
+            found = [torch.equal(scores, each) for each in expected].index(True)
+            assert (folder / "selection.json").read_text() == chosen[found]
+            outcomes.append(("old", "new")[found])
+        except tl.DataError as error:
+            assert "holds no complete result" in str(error)
+            outcomes.append("refused")
+        if not dead:
+            break
+    assert outcomes[0] == "old"
+    assert outcomes[-1] == "new"
+    assert outcomes == sorted(outcomes, key=["old", "refused", "new"].index)
+    assert len(outcomes) > 20
+    with held(tmp_path / "3"):
+        other[1].save(tmp_path / "3")
+    assert not list((tmp_path / "3").glob(".*"))
+
+
+def test_a_failed_save_leaves_the_old_result(saved, other, tmp_path, monkeypatch):
+    shutil.copytree(saved[0], tmp_path / "result")
+    before = {path.name for path in (tmp_path / "result").iterdir()}
+    replace_ = os.replace
+
+    def fail(source, target, **rest):
+        if str(target) == str(tmp_path / "result" / "layout.json") and "new" in str(source):
+            raise OSError(5, "Input/output error")
+        return replace_(source, target, **rest)
+
+    expected = scores_of(saved[0], rows(50))
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "replace", fail)
+        with pytest.raises(OSError, match="Input/output error"):
+            other[1].save(tmp_path / "result")
+    assert {path.name for path in (tmp_path / "result").iterdir()} == before
+    assert torch.equal(scores_of(tmp_path / "result", rows(50)), expected)
+
+
+@pytest.mark.parametrize("part", ["model", "encoding", "layout.json"])
+def test_parts_of_another_result_are_refused(part, saved, other, tmp_path):
+    for name in ("model", "encoding", "layout.json"):
+        source = (other if name == part else saved)[0] / name
+        (shutil.copytree if source.is_dir() else shutil.copy)(source, tmp_path / name)
+    with pytest.raises(tl.DataError, match="mixes several results: its model, encoding and layout.json were not written"):
+        Served.load(tmp_path)
+
+
+def test_folders_that_are_not_results_are_not_replaced(saved, tmp_path):
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "thesis.tex").write_text("")
+    with pytest.raises(tl.DataError, match="model is there and is not a result, so it is not replaced"):
+        saved[1].save(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]

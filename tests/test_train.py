@@ -14,6 +14,7 @@ import torch
 
 import torchleap as tl
 from torchleap import models
+from torchleap.sealed import save_sealed
 from torchleap.train import Hook, Training, TrainingError, evaluate, fit, predict
 
 KINDS = {"item": {"kind": "categorical", "width": 4}, "user": {"kind": "categorical", "width": 4}}
@@ -215,11 +216,11 @@ def test_a_checkpoint_of_another_run_is_refused(task, tmp_path):
     with pytest.raises(TrainingError, match="its lr is 0.001, not 0.1"):
         fit(model_for(task), task, Training(batch=256, epochs=2, checkpoint_steps=2, lr=0.1), hooks=[Hook()], checkpoint=path)
     path.write_bytes(path.read_bytes()[:100])
-    with pytest.raises(TrainingError, match="is no whole checkpoint"):
+    with pytest.raises(TrainingError, match="is not a complete checkpoint"):
         fit(model_for(task), task, settings, checkpoint=path)
     path.write_bytes(b"")
-    torch.save({"format": 99}, path)
-    with pytest.raises(TrainingError, match="it has another format than 2"):
+    save_sealed({"format": 99}, path)
+    with pytest.raises(TrainingError, match="it has another format than 3"):
         fit(model_for(task), task, settings, checkpoint=path)
 
 

@@ -1,12 +1,11 @@
 """Checkpoints of a job of many ranks, by torch.distributed.checkpoint: each appears whole under its name, or not at all.
 
-Only tensors are stored: plain values go in as JSON text. PyTorch's own index of a checkpoint is a pickle; it is read by an
-unpickler that knows nothing but the classes of such an index. So loading never runs code.
+Only tensors are stored: plain values go in as JSON text. In the place of PyTorch's index, which is a pickle, there is one in
+JSON with a digest of each file, see `stored`. So loading never runs code, and a flipped bit is noticed.
 """
 
 import json
 import os
-import pickle
 import re
 import shutil
 import warnings
@@ -20,14 +19,14 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
-from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
-from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict_loader import load as read_tensors
 from torch.distributed.checkpoint.state_dict_saver import async_save
 from torch.distributed.checkpoint.state_dict_saver import save as write_tensors
 
 from . import ranks
 from .errors import TorchleapError, is_whole, refuse_settings
+from .stored import Reader, Writer
 
 NAME = re.compile(r"step-(\d{12})")
 PLAIN = "plain"  # the key of the values that are no tensors
@@ -79,7 +78,7 @@ class Checkpoints:
                 for left in self.folder.glob(".writing-*"):
                     shutil.rmtree(left, ignore_errors=True)
         state = self._tensors(shared, own)
-        writer = FileSystemWriter(temporary, single_file_per_rank=True, sync_files=True)
+        writer = Writer(temporary, single_file_per_rank=True, sync_files=True)
         try:
             if self.background:
                 copied = {key: tensor.detach().clone() for key, tensor in state.items()}
@@ -151,14 +150,17 @@ class Checkpoints:
             current: What would be saved as shared now: tensors that are sharded are filled in their place.
         """
         try:
-            reader = _Reader(path)
+            reader = Reader(path)
             found = reader.read_metadata().state_dict_metadata
+            self._verify(reader)
             places: dict[str, Tensor] = {}
             _flatten(current, "shared", places)
             sharded = {key: tensor for key, tensor in places.items() if hasattr(tensor, "full_tensor")}
             wanted = {key: _place(key, kind, sharded) for key, kind in found.items() if key.startswith("shared.")}
             self._read(wanted, reader)
             plain = _from_bytes(wanted.pop(f"shared.{PLAIN}"))
+            if not is_whole(plain["ranks"]) or not 1 <= plain["ranks"] <= len(found):
+                raise CheckpointError(f"{path} is of {plain['ranks']!r:.40} ranks: torchleap did not write it.")
             as_many = plain["ranks"] == ranks.count()
             numbers = [ranks.rank()] if as_many else range(plain["ranks"])
             own = {
@@ -174,10 +176,18 @@ class Checkpoints:
                 if isinstance(error, RuntimeError) and ranks.is_of_another_rank(error):
                     raise
             raise CheckpointError(
-                f"{path} is no whole checkpoint: {_reason(error)}. Remove it to go on from the one before."
+                f"{path} is not a complete checkpoint: {_reason(error)}. Remove it to resume from the one before."
             ) from error
 
-    def _read(self, places: dict[str, Tensor], reader: "_Reader") -> None:
+    def _verify(self, reader: Reader) -> None:
+        """Compare all files with their digests; each rank does some of them."""
+        own = reader.damages(ranks.rank(), ranks.count())
+        told = [_from_bytes(one) for one in ranks.gathered(_as_bytes(own))]
+        damages = [name for one in told for name in one]
+        if damages:
+            raise ValueError(f"{damages[0]} is missing or not what was written")
+
+    def _read(self, places: dict[str, Tensor], reader: Reader) -> None:
         read_tensors(places, storage_reader=reader, no_dist=ranks.count() == 1)
 
 
@@ -240,34 +250,3 @@ def _place(key: str, kind: Any, sharded: dict[str, Tensor]) -> Tensor:
     if not isinstance(kind, TensorStorageMetadata):
         raise CheckpointError(f"Expected tensors alone, but {key} is none. torchleap did not write this checkpoint.")
     return sharded[key] if key in sharded else torch.empty(kind.size, dtype=kind.properties.dtype)
-
-
-class _Reader(FileSystemReader):
-    """Reads the index without running what may be in it."""
-
-    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
-        """The index."""
-        with (Path(self.path) / ".metadata").open("rb") as file:
-            metadata: Metadata = _Index(file).load()
-        return metadata
-
-
-class _Index(pickle.Unpickler):
-    """Knows the classes of an index, and no others."""
-
-    def find_class(self, module: str, name: str) -> Any:
-        known = module in ("torch.distributed.checkpoint.metadata", "torch.distributed.checkpoint.filesystem") or (
-            (module, name)
-            in {
-                ("torch", "Size"),
-                ("torch.serialization", "_get_layout"),
-                ("collections", "OrderedDict"),
-                ("builtins", "set"),
-                ("pathlib", "PosixPath"),
-                ("pathlib", "Path"),
-                ("torch._C", "_get_layout"),
-            }
-        )
-        if not known and not (module == "torch" and isinstance(getattr(torch, name, None), torch.dtype)):
-            raise CheckpointError(f"The index of the checkpoint holds {module}.{name}, which no index needs: it is not read.")
-        return super().find_class(module, name)

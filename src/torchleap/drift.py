@@ -19,6 +19,7 @@ from torch.optim import Optimizer
 from . import ranks
 from .errors import is_number, is_whole, refuse_settings
 from .plugin import Plugin
+from .states import check_tensors
 from .train import Hook, Run
 
 Kind = Literal["revived", "died"]
@@ -137,6 +138,8 @@ class Drift(Hook):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on."""
+        if state["known"]:
+            check_tensors(state["known"], _nothing_known(self._gates.gate(), 0), "what is known of the gates")
         self.steps, self.alarms = state["steps"], [Alarm(**alarm) for alarm in state["alarms"]]
         self._known = {name: tensor.to(self._gates.theta.device, copy=True) for name, tensor in state["known"].items()}
         self._arm()

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer
 
 from . import ranks
+from .errors import TorchleapError, is_whole
 from .mix import native
 
 WINDOW = 512  # steps after which a row without gradients stands still: 0.9005 ** 512 is nothing
@@ -86,6 +87,8 @@ class LazyAdam(Optimizer):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go on; the tables are as they were saved, with some rows behind."""
+        for weight, saved in zip(self.state, state_dict["state"].values(), strict=True):
+            _check_state(weight, saved)
         super().load_state_dict(state_dict)
         for weight, saved in zip(self.state, state_dict["state"].values(), strict=True):
             for name in ("last", "reach"):  # PyTorch has given them the weights' dtype
@@ -96,8 +99,12 @@ class LazyAdam(Optimizer):
     @torch.no_grad()
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def _before_look_up(self, weight: Tensor, table: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-        if not self._settled:
-            self._catch_up(weight, inputs[0].flatten())
+        rows = inputs[0].flatten()
+        if not self._settled and len(rows):
+            first, last = rows.aminmax()
+            if first < 0 or last >= len(weight):  # before the native kernel writes there
+                raise IndexError(f"Expected ids from 0 to {len(weight) - 1:,}, but found {int(first)} to {int(last)}.")
+            self._catch_up(weight, rows)
 
     def _catch_up(self, weight: Tensor, rows: Tensor) -> None:
         """Move rows as if they had had gradients of 0 since their last step; a row may come more than once."""
@@ -162,6 +169,19 @@ class LazyAdam(Optimizer):
             state["reach"] = torch.cat([state["reach"], torch.zeros_like(state["reach"])])
         window = state["reach"][max(0, now - WINDOW) : now]
         window.addcmul_(_falls(*group["betas"], window.device)[-len(window) :], window.new_tensor([step, step * eps]))
+
+
+def _check_state(weight: Tensor, saved: dict[str, Any]) -> None:
+    """Refuse a state that does not belong to a table: the native kernel trusts its shapes, and its steps as places."""
+    rows, width = weight.shape
+    now = saved["step"] - saved.get("base", 0)
+    moments, last, reach = saved["moments"], saved["last"], saved["reach"]
+    plain = all(tensor.layout == torch.strided and tensor.is_contiguous() for tensor in (moments, last, reach))
+    fits = plain and (moments.shape, last.shape) == ((rows, 2, width), (rows,)) and reach.dim() == 2
+    fits = fits and (last.dtype, reach.dtype) == (torch.int32, torch.float64) and moments.is_floating_point()
+    fits = fits and is_whole(now) and 0 <= now <= LONGEST and now < len(reach) and reach.shape[1] == 2
+    if not fits or (rows and not 0 <= int(last.min()) <= int(last.max()) <= now):
+        raise TorchleapError(f"The state of LazyAdam is not of a table of {rows:,} rows, {width} wide.")
 
 
 @cache

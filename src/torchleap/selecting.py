@@ -30,8 +30,8 @@ from .models import named as backbone_named
 from .plugin import Plugin, attach, attached
 from .searching import RetrainResult, SearchResult, retrain, search, seeded
 from .selection import Selection, select
-from .serving import save_served
-from .text import replace_file, write_whole
+from .serving import LAYOUT, refuse_others, save_served
+from .text import replace_file, replace_together, write_whole
 from .train import Hook, Training, TrainingError, evaluate, fit, predict
 
 FORMAT = 1
@@ -50,10 +50,18 @@ class Decision:
     record: dict[str, Any] = field(repr=False)
     task: Task = field(repr=False)
 
-    def save(self, folder: str | os.PathLike[str]) -> None:
-        """Write selection.json, model/, encoding/, layout.json, metrics.json, history.jsonl and report.json, each whole."""
-        target = Path(folder)
-        target.mkdir(parents=True, exist_ok=True)
+    def save(self, folder: str | os.PathLike[str], also: Callable[[Path], None] = lambda made: None) -> None:
+        """Write selection.json, model/, encoding/, layout.json, metrics.json, history.jsonl and report.json, all or none.
+
+        Args:
+            also: Writes more into the folder that it is given, to be put in place with the rest.
+        """
+        refuse_others(Path(folder))
+        with replace_together(folder, last=LAYOUT) as made:
+            self._write(made)
+            also(made)
+
+    def _write(self, target: Path) -> None:
         self.selection.save(target / "selection.json")
         metrics = self.record["metrics"]
         flat = {f"{part}_{name}": value for part in ("before", "after") for name, value in metrics[part].items()}

@@ -1,5 +1,6 @@
 """Served: what `decide` saved, scoring new rows from a file or a frame."""
 
+import hashlib
 import json
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -11,22 +12,43 @@ import torch
 from torch import Tensor, nn
 
 from . import export
+from .data.applying import MANIFEST as ENCODED
 from .data.applying import Encoding, save_encoding
 from .data.task import Batch, Task
-from .errors import DataError
+from .errors import DataError, is_whole
 from .selection import Selection
 from .text import write_whole
 
 LAYOUT = "layout.json"
+KINDS = ("ids", "numbers")
+LARGEST = 1 << 24  # places that a row may have
+MODEL = "model"
+ENCODING = "encoding"
 
 
 def save_served(model: nn.Module, task: Task, selection: Selection, folder: Path, metrics: dict[str, float]) -> None:
-    """Write a pruned model, and what it takes to encode new rows of the kept columns for it."""
-    export.save(model, folder / "model", metrics=metrics)
-    save_encoding(task, folder / "encoding", only=selection)
+    """Write a pruned model, and what it takes to encode new rows of the kept columns for it; the layout binds them."""
+    export.save(model, folder / MODEL, metrics=metrics)
+    save_encoding(task, folder / ENCODING, only=selection)
     slots = {kind: task.slots(ids=kind == "ids") for kind in ("ids", "numbers")}
     layout = {kind: {name: [place.start, place.stop] for name, place in own.items()} for kind, own in slots.items()}
-    write_whole(folder / LAYOUT, json.dumps(layout) + "\n")
+    write_whole(folder / LAYOUT, json.dumps({**layout, "result": _result(folder, layout)}) + "\n")
+
+
+def refuse_others(folder: Path) -> None:
+    """Refuse to replace folders of the names of results that are not results."""
+    for name, shown_by in ((MODEL, export.MANIFEST), (ENCODING, ENCODED)):
+        place = folder / name
+        if place.exists() and not (place / shown_by).exists() and (not place.is_dir() or any(place.iterdir())):
+            raise DataError(f"{place} is there and is not a result, so it is not replaced. Choose another folder.")
+
+
+def _result(folder: Path, layout: dict[str, Any]) -> str:
+    """Return a digest of a result: its manifests, which have digests of everything else, and its layout."""
+    found = hashlib.sha256(json.dumps(layout, sort_keys=True).encode())
+    for path in (folder / MODEL / export.MANIFEST, folder / ENCODING / ENCODED):
+        found.update(hashlib.sha256(path.read_bytes()).digest())
+    return found.hexdigest()
 
 
 @dataclass(frozen=True)
@@ -41,18 +63,26 @@ class Served:
     def load(cls, folder: str | os.PathLike[str]) -> "Served":
         """Read what `Decision.save` wrote; no code is run."""
         path = Path(folder) / LAYOUT
+        if not path.is_file():
+            raise DataError(
+                f"{folder} holds no complete result of `torchleap select`: expected {LAYOUT} in it. Select again, with --force."
+            )
         try:
             layout = json.loads(path.read_text(encoding="utf-8"))
-            found = {kind: {name: [int(a), int(b)] for name, (a, b) in layout[kind].items()} for kind in ("ids", "numbers")}
-        except OSError as error:
-            raise DataError(f"{folder} holds no result of `torchleap select`: expected {LAYOUT} in it.") from error
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-            raise DataError(f"{path} is damaged: {error!r}. Select anew.") from error
-        encoding = Encoding.load(Path(folder) / "encoding")
+            found = {kind: {name: [_place(a), _place(b)] for name, (a, b) in layout[kind].items()} for kind in KINDS}
+            result = layout["result"]
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            reason = f"{type(error).__name__}: {error}"
+            raise DataError(f"{path} is damaged or of an earlier version ({reason:.200}). Select again.") from error
+        encoding, model = Encoding.load(Path(folder) / ENCODING), export.load(Path(folder) / MODEL)
         problem = _problem(found, encoding)
         if problem:
-            raise DataError(f"{path} is damaged: {problem}. Select anew.")
-        return cls(export.load(Path(folder) / "model"), encoding, found)
+            raise DataError(f"{path} is damaged: {problem}. Select again.")
+        if _result(Path(folder), found) != result:
+            raise DataError(
+                f"{folder} mixes several results: its {MODEL}, {ENCODING} and {LAYOUT} were not written together. Select again."
+            )
+        return cls(model, encoding, found)
 
     @torch.no_grad()
     def probabilities(
@@ -78,6 +108,13 @@ class Served:
         whole = given.new_zeros(len(given), max((stop for _, stop in places.values()), default=0))
         kept = [torch.arange(*places[column.name]) for column in self.encoding.columns if column.name in places]
         return whole.index_copy_(1, torch.cat(kept), given) if kept else whole
+
+
+def _place(value: Any) -> int:
+    """Return a place in a batch."""
+    if not is_whole(value) or not 0 <= value <= LARGEST:
+        raise ValueError(f"{value!r:.40} is not a place in a batch")
+    return int(value)
 
 
 def _problem(layout: dict[str, dict[str, list[int]]], encoding: Encoding) -> str:

@@ -22,6 +22,7 @@ from .errors import TorchleapError, is_number, is_whole, refuse_settings
 from .gates import LeAP
 from .lazy_adam import LazyAdam
 from .pacing import Pace
+from .states import check_random, restore_optimizer
 
 Metric = Literal["auc", "gauc", "log_loss"]
 Schedule = Literal["constant", "cosine", "linear"]
@@ -289,13 +290,12 @@ class Stepper:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on."""
         for optimizer, saved in zip(self.optimizers, state["optimizers"], strict=True):
-            parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-            optimizer.load_state_dict(ranks.sharded_state(saved, parameters))
+            restore_optimizer(optimizer, saved)
         for schedule, saved in zip(self.schedules, state["schedules"], strict=True):
             schedule.load_state_dict(saved)
         for hook, saved in zip(self.hooks_with_state(), state["hooks"], strict=True):
             hook.load_state_dict(saved)
-        self.losses = list(state["losses"])
+        self.losses = [float(loss) for loss in state["losses"]]
 
     def _precision(self) -> AbstractContextManager[Any]:
         if self.run.training.precision == "float32":
@@ -414,6 +414,7 @@ class Loop:
 def go_on_by_chance(state: Tensor | None, seed: int, step: int) -> None:
     """Put back this rank's random numbers; where there are none, as for another number of ranks, they begin anew."""
     if state is not None:
+        check_random(state)
         torch.set_rng_state(state)
     else:
         torch.manual_seed(seed + 1_000_003 * step + ranks.rank())

@@ -17,6 +17,7 @@ from .errors import MetricError
 from .metrics import auc, log_loss
 from .pacing import STEPS
 from .plugin import Plugin
+from .states import UNFIT, check_tensors, expect, reason_of, restore_optimizer, restore_run
 from .stepping import Hook, Loop, Loss, Run, Training, TrainingError, go_on_by_chance, of_log_odds
 
 WINDOW = 1000  # steps between two looks
@@ -100,7 +101,7 @@ class LearnGates(Hook):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on."""
-        self.optimizer.load_state_dict(state["optimizer"])
+        restore_optimizer(self.optimizer, state["optimizer"])
 
 
 class _Stream(Loop):
@@ -234,18 +235,31 @@ class _Stream(Loop):
     def _resume(self, path: Path) -> None:
         assert self.checkpoints is not None
         shared, each, count = self.checkpoints.load(path, self._shared())
+        try:
+            self._restore(path, shared, each, as_many=count == ranks.count())
+        except TrainingError:
+            raise
+        except UNFIT as error:
+            with ranks.explained():
+                if isinstance(error, RuntimeError) and ranks.is_of_another_rank(error):
+                    raise
+            raise TrainingError(
+                f"{path} cannot be resumed: {reason_of(error)}. Remove it to resume from the one before."
+            ) from error
+
+    def _restore(self, path: Path, shared: dict[str, Any], each: list[Any], *, as_many: bool) -> None:
+        """Set all that a checkpoint holds, each part only if it fits."""
         ours = {name: tuple(tensor.shape) for name, tensor in self.run.model.state_dict().items()}
         theirs = {name: tuple(tensor.shape) for name, tensor in shared["model"].items()}
         if ours != theirs or len(shared["hooks"]) != len(self.stepper.hooks_with_state()):
             raise TrainingError(f"{path} is a checkpoint of another model or of other hooks. Give another folder.")
+        check_tensors(shared["model"], self.run.model.state_dict(), "the model")
         self.run.model.load_state_dict(shared["model"])
         self.stepper.load_state_dict(shared)
-        for name, value in shared["run"].items():
-            setattr(self.run, name, value)
-        as_many = count == ranks.count()
+        restore_run(self.run, shared["run"], ("step", "history", "seconds"))
         self._go_on_in_batches([own["batches"] for own in each], path)
         go_on_by_chance(each[0]["random"] if as_many else None, self.run.training.seed, self.run.step)
-        self.predicted = each[0]["predicted"] if as_many else []
+        self.predicted = _pairs(each[0]["predicted"]) if as_many else []
 
     def _go_on_in_batches(self, places: list[Any], path: Path) -> None:
         if not hasattr(self.batches, "load_state_dict") or places[0] is None:
@@ -257,6 +271,15 @@ class _Stream(Loop):
                 "Rows.batches(..., together=True) has it."
             )
         self.batches.load_state_dict(places[0])
+
+
+def _pairs(saved: Any) -> list[tuple[Tensor, Tensor]]:
+    """Return labels and log odds that were predicted, if they are that."""
+    expect(isinstance(saved, list), "what was predicted is not a list")
+    for pair in saved:
+        fits = isinstance(pair, tuple) and len(pair) == 2 and all(isinstance(part, Tensor) for part in pair)
+        expect(fits and pair[0].shape == pair[1].shape, "what was predicted is not labels with log odds")
+    return list(saved)
 
 
 def _same(one: Any, other: Any) -> bool:

@@ -13,6 +13,8 @@ from torch import Tensor, nn
 from . import ranks
 from .data.task import Batch, Rows, Task
 from .metrics import auc, gauc, log_loss
+from .sealed import load_sealed, save_sealed
+from .states import UNFIT, check_tensors, reason_of, restore_run
 from .stepping import Hook, Loop, Metric, Run, Training, TrainingError, go_on_by_chance, optimizers_for
 from .text import replace_file
 
@@ -29,7 +31,8 @@ __all__ = [
     "predict",
 ]  # fmt: skip
 
-FORMAT = 2
+FORMAT = 3
+STANDING = ("step", "history", "best", "best_metric", "looks_since", "seconds", "stopped")
 LARGE_BATCH = 1 << 15  # rows at once where nothing is learnt, at most
 LARGE_INPUT = 1 << 28  # bytes of their input, about: a model holds several tensors of that size
 
@@ -222,26 +225,40 @@ class _Loop(Loop):
         }
         try:
             with replace_file(path) as temporary:
-                torch.save(content, temporary)
+                save_sealed(content, temporary)
         except (OSError, RuntimeError) as error:  # PyTorch's writer hides a full disk in a RuntimeError
             kept = " The one before is whole." if path.exists() else ""
             raise TrainingError(f"The checkpoint {path} cannot be written: {error}.{kept} Make room, and start again.") from error
 
     def _resume(self, path: Path) -> None:
         try:
-            content = torch.load(path, weights_only=True)
+            content = load_sealed(path)
         except Exception as error:
-            reason = str(error).splitlines()[0]
-            raise TrainingError(f"{path} is no whole checkpoint ({reason}). Remove it to start anew.") from error
-        self._check(path, content)
+            reason = reason_of(error)
+            raise TrainingError(
+                f"{path} is not a complete checkpoint of this version ({reason}). Remove it to start again."
+            ) from error
+        try:
+            self._check(path, content)
+            self._restore(content)
+        except TrainingError:
+            raise
+        except UNFIT as error:
+            raise TrainingError(f"{path} cannot be resumed: {reason_of(error)}. Remove it to start again.") from error
+
+    def _restore(self, content: dict[str, Any]) -> None:
+        """Set all that a checkpoint holds, each part only if it fits."""
+        own = self.run.model.state_dict()
+        check_tensors(content["model"], own, "the model")
+        if content["run"]["best"]:
+            check_tensors(content["run"]["best"], own, "the best model")
         self.run.model.load_state_dict(content["model"])
         self.stepper.load_state_dict(content)
         self.batches.load_state_dict(content["batches"])
         random = content["random"]
-        own = random[ranks.rank()] if len(random) == ranks.count() else None
-        go_on_by_chance(own, self.run.training.seed, content["run"]["step"])
-        for name, value in content["run"].items():
-            setattr(self.run, name, value)
+        state = random[ranks.rank()] if len(random) == ranks.count() else None
+        restore_run(self.run, content["run"], STANDING)
+        go_on_by_chance(state, self.run.training.seed, self.run.step)
 
     def _check(self, path: Path, content: Any) -> None:
         run = self.run
@@ -261,4 +278,4 @@ class _Loop(Loop):
             other = {name: value for name, value in content["training"].items() if value != settings.get(name)}
             problems += [f"its {name} is {value!r}, not {settings.get(name)!r}" for name, value in other.items()]
         if problems:
-            raise TrainingError(f"{path} is a checkpoint of another run: {'; '.join(problems[:3])}. Remove it to start anew.")
+            raise TrainingError(f"{path} is a checkpoint of another run: {'; '.join(problems[:3])}. Remove it to start again.")

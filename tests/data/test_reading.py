@@ -459,7 +459,7 @@ def test_the_manifest_is_plain_json():
     with pytest.raises(tl.DataError, match="holds no encoded data"):
         tl.data.Task.load(task.folder)
     (task.folder / "task.json").write_text('{"format": 99}')
-    with pytest.raises(tl.DataError, match="expected encoded data of format 1, but found 99"):
+    with pytest.raises(tl.DataError, match="expected encoded data of format 2, but found 99"):
         tl.data.Task.load(task.folder)
 
 

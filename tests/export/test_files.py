@@ -1,7 +1,11 @@
 """save and load: bit for bit the same model, no code, and nothing half written."""
 
 import copy
+import inspect
 import json
+import os
+import pickle
+import weakref
 
 import pytest
 import torch
@@ -49,6 +53,89 @@ def test_a_loaded_model_is_trained_copied_and_saved_again(pruned, tmp_path):
     first, second = tl.export.manifest(tmp_path / "model"), tl.export.manifest(tmp_path / "tuned")
     assert first["fields"] == second["fields"]
     assert second["metrics"] == {"auc": 0.9}
+
+
+@pytest.mark.parametrize("name", ["wide_deep", "functional"])
+def test_a_loaded_model_does_all_that_a_pruned_one_does(name, tmp_path):
+    _, plugin, make = attached(name)
+    small = plugin.prune(plugin.select(share=0.6)).eval()
+    loaded = reloaded(small, tmp_path / "model")
+    batch = make(rows=9, seed=4)
+    (argument,) = inspect.signature(small.forward).parameters
+    assert list(inspect.signature(loaded.forward).parameters) == [argument]
+    assert torch.equal(loaded(**{argument: batch}), small(batch))
+    for other in (copy.deepcopy(loaded), pickle.loads(pickle.dumps(loaded)), torch.compile(loaded, backend="eager")):
+        torch.testing.assert_close(other(batch), small(batch))
+    copied = copy.deepcopy(loaded).double()
+    assert {tensor.dtype for tensor in copied.state_dict().values() if tensor.is_floating_point()} == {torch.float64}
+    assert {tensor.dtype for tensor in loaded.state_dict().values() if tensor.is_floating_point()} == {torch.float32}
+    tl.export.to_program(loaded, tmp_path / "model.pt2", make(seed=1))
+    program = torch.export.load(tmp_path / "model.pt2").module()
+    torch.testing.assert_close(program(batch), small(batch))
+    with pytest.raises(TypeError, match="too many|multiple values"):
+        loaded(batch, batch, nonsense=batch)
+
+
+def test_a_loaded_model_is_written_as_onnx(pruned, tmp_path):
+    onnxruntime = pytest.importorskip("onnxruntime")
+    small, make = pruned
+    tl.export.to_onnx(reloaded(small, tmp_path / "model"), tmp_path / "model.onnx", make(seed=1))
+    assert onnxruntime.InferenceSession(tmp_path / "model.onnx").get_inputs()
+
+
+def test_a_loaded_model_asks_for_its_mode(tmp_path):
+    class Moody(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.join = nn.Identity()
+            self.head = nn.Linear(20, 2)
+
+        def forward(self, x):
+            dropped = nn.functional.dropout(self.join(x), 0.5, self.training)
+            return {"score": self.head(dropped), "both": [dropped[:, 1:3], 2.0]}
+
+    small = gated(Moody(), lambda r, s: torch.randn(r, 20), dict.fromkeys("abcde", 4))
+    loaded = reloaded(small, tmp_path / "model")
+    x = torch.randn(7, 20)
+    assert torch.equal(loaded(x)["score"], small(x)["score"])
+    assert torch.equal(loaded(x)["both"][0], small(x)["both"][0])
+    torch.manual_seed(1)
+    expected = small.train()(x)["score"]
+    torch.manual_seed(1)
+    assert torch.equal(loaded.train()(x)["score"], expected)
+
+
+def test_a_loaded_model_is_pruned_and_saved_again(pruned, tmp_path):
+    loaded = reloaded(pruned[0], tmp_path / "model")
+    make = pruned[1]
+    plugin = tl.attach(loaded, {"a": 4, "b": loaded.wide.in_features - 4}, at="wide")
+    for seed in range(3):
+        loaded.train()(make(seed=seed))
+    again = plugin.prune(tl.Selection(plugin.fields, (1.0, 0.0), (True, False))).eval()
+    assert again.wide.in_features == 4
+    assert torch.equal(reloaded(again, tmp_path / "again")(make(seed=5)), again(make(seed=5)))
+
+
+def test_a_loaded_model_frees_what_no_later_step_reads(pruned, tmp_path):
+    loaded = reloaded(pruned[0], tmp_path / "model")
+    seen, alive = [], []
+    loaded.deep.get_submodule("0").register_forward_hook(lambda _, __, output: seen.append(weakref.ref(output)))
+    *_, last = loaded.deep.children()
+    last.register_forward_pre_hook(lambda *_: alive.append(seen[0]() is not None))
+    with torch.no_grad():
+        loaded(pruned[1](seed=1))
+    assert alive == [False]
+
+
+def test_the_weights_can_be_read_by_whoever_can_read_the_manifest(pruned, tmp_path):
+    for mask in (0o022, 0o027):
+        before = os.umask(mask)
+        try:
+            tl.export.save(pruned[0], tmp_path / "model")
+        finally:
+            os.umask(before)
+        modes = {file.stat().st_mode & 0o777 for file in (tmp_path / "model").iterdir()}
+        assert modes == {0o666 & ~mask}
 
 
 def test_the_manifest_says_what_the_data_team_needs(pruned, tmp_path):
@@ -128,7 +215,7 @@ def test_a_failed_save_leaves_the_old_folder_and_nothing_else(pruned, tmp_path, 
     monkeypatch.setattr("torchleap.export.files.save_file", fail)
     with torch.no_grad():
         small.deep[0].bias.add_(1)
-    with pytest.raises(OSError, match="No space left"):
+    with pytest.raises(tl.SurgeryError, match="cannot be written to .*No space left"):
         tl.export.save(small, tmp_path / "model")
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
     assert torch.equal(tl.export.load(tmp_path / "model")(make()), expected)

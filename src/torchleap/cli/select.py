@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -14,7 +14,7 @@ import typer
 from rich.console import Console
 
 from ..errors import SelectionError, TorchleapError
-from ..text import plural
+from ..text import held, plural
 from .show import IN_QUOTES, as_json, joined, listed, names_of, numbers_by_name, progress, separator_of, show
 
 if TYPE_CHECKING:
@@ -62,6 +62,8 @@ def select(
 
     On several processes: torchrun --nproc-per-node=2 -m torchleap.cli select ...
     """
+    _check_place(out)
+    context.with_resource(_alone(out))
     _check_folder(out, resume=resume, force=force)
     _check_rule({"--threshold": threshold, "--share": share, "--dims": dims, "--budget": budget})
     costs = numbers_by_name(cost, "--cost")
@@ -111,6 +113,8 @@ def demo(
     from ..selecting import decide
     from ..train import Training
 
+    _check_place(out)
+    context.with_resource(_alone(out))
     with progress(context) as tell:
         task = industrial(rows, fields=64, dims=1_000, seed=seed, progress=tell)
     log = IndustrialLog(fields=64, dims=1_000, seed=seed)
@@ -133,12 +137,21 @@ def _truth(decision: Decision, useful: Sequence[str], useless: Sequence[str]) ->
     )
 
 
-def _check_folder(out: Path, *, resume: bool, force: bool) -> None:
-    """Before any work: can it be written to, and is there anything that would be lost?"""
+def _alone(out: Path) -> AbstractContextManager[None]:
+    """Hold the folder, by the first rank, so that no other run writes to it."""
+    return held(out) if os.environ.get("RANK", "0") == "0" else nullcontext()
+
+
+def _check_place(out: Path) -> None:
+    """Refuse a folder that cannot be written to, before any work."""
     nearest = next(place for place in (out, *out.absolute().parents) if place.exists())
     if not nearest.is_dir() or not os.access(nearest, os.W_OK | os.X_OK):
         reason = "is not yours to write to" if nearest.is_dir() else "is a file"
         raise TorchleapError(f"The results cannot be written to {out}: {nearest} {reason}. Give another --out.")
+
+
+def _check_folder(out: Path, *, resume: bool, force: bool) -> None:
+    """Refuse a folder in which something would be lost, before any work."""
     state = (out / STATE / "full.pt").exists()  # as selecting.is_saved, which takes torch
     there = [name for name in RESULTS if (out / name).exists()]
     if resume and not state:
@@ -190,8 +203,8 @@ def _write(context: typer.Context, decision: Decision, out: Path) -> None:
     from ..report import Report
 
     decision.record["command"] = _command(context)
-    decision.save(out)
-    Report(decision.record).write(out / "report.html")
+    report = Report(decision.record)
+    decision.save(out, also=lambda made: report.write(made / "report.html"))
 
 
 def _tell(context: typer.Context, decision: Decision, out: Path, as_json_too: bool, time_limit: float | None) -> None:

@@ -7,6 +7,8 @@ import hashlib
 import io
 import json
 import os
+import re
+import stat
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -36,6 +38,9 @@ FORMAT = 1
 MANIFEST, TYPES = "encoding.json", "_types.parquet"  # what begins with _ is no data to `read` of a folder above
 LEARNT = ("width", "slots", "categories", "missing", "common", "numbers")
 AT_ONCE = 64 << 20  # bytes of encoded rows that are made together
+FILE = re.compile(r"_types\.parquet|_\d{1,9}\.parquet")
+LARGE, GROWTH = 64 << 20, 200  # bytes that a file may become in any case, and times its own size
+LARGEST = 1 << 20  # places that one column of a row may have
 ROOM = 1 << 18  # unseen values that the table of a vocabulary may hold, beside as many as it has itself
 
 
@@ -65,7 +70,7 @@ def save_encoding(task: Task, folder: str | os.PathLike[str], only: Iterable[str
 
 def _taught(task: Task, column: TaskColumn) -> pl.DataFrame:
     """The type of a column's train rows and, for categories, the vocabulary."""
-    path = (task.folder / column.file).with_suffix(".parquet")
+    path = task.verified(Path(column.file).with_suffix(".parquet").name)
     try:
         return pl.read_parquet(path, glob=False).select("type", pl.exclude("type"))  # an earlier version wrote no type
     except (OSError, pl.exceptions.PolarsError) as error:
@@ -141,7 +146,7 @@ class Encoding:
         """Read what `save_encoding` wrote."""
         cure = "Write it anew: save_encoding(task, folder)."
         try:
-            known = _known(Path(folder), json.loads((Path(folder) / MANIFEST).read_bytes()))
+            known = _known(Path(folder), json.loads(_content(Path(folder), MANIFEST)))
         except (FileNotFoundError, NotADirectoryError) as error:
             raise DataError(f"{folder} holds no whole encoding: there is no {Path(error.filename).name} in it. {cure}") from error
         except (KeyError, TypeError, ValueError, AttributeError, OSError, RecursionError, pl.exceptions.PolarsError) as error:
@@ -219,20 +224,44 @@ def _known(folder: Path, content: dict[str, Any]) -> tuple[_Known, ...]:
     """The columns of an encoding that was saved."""
     if content["format"] != FORMAT:
         raise ValueError(f"expected format {FORMAT}, but found {content['format']!r}")
-    files = {name: (folder / name).read_bytes() for name in content["files"]}
+    files = {name: _content(folder, name) for name in content["files"]}
     wrong = [name for name, found in files.items() if hashlib.sha256(found).hexdigest() != content["files"][name]]
     if wrong or key_of({name: value for name, value in content.items() if name != "key"}) != content["key"]:
         raise ValueError(f"{(wrong or [MANIFEST])[0]} is not what was written")
-    frames = {name: pl.read_parquet(found) for name, found in files.items()}
+    frames = {name: _frame(name, found) for name, found in files.items()}
 
     def known(number: int) -> _Known:
         record = dict(content["columns"][number])
         column = TaskColumn(file=f"_{number}.parquet", **record.pop("learnt"), column=Column(**record))
+        if not all(is_whole(number) and 0 <= number <= LARGEST for number in (column.slots, column.width)):
+            raise ValueError(f"a row of {column.name!r:.80} has {column.slots!r:.40} places")
         values = frames[column.file]["value"] if column.file in frames else pl.Series(dtype=pl.String)
         return _Known(column, values, frames[TYPES].schema[column.name])
 
     with ThreadPoolExecutor(torch.get_num_threads()) as pool:
         return tuple(pool.map(known, range(len(content["columns"]))))
+
+
+def _content(folder: Path, name: str) -> bytes:
+    """Return the content of a file of an encoding: one of its own names, in its folder, and not a link or a pipe."""
+    if name != MANIFEST and FILE.fullmatch(name) is None:
+        raise ValueError(f"{name!r:.80} is not a file of an encoding")
+    handle = os.open(folder / name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    with os.fdopen(handle, "rb") as file:
+        if not stat.S_ISREG(os.fstat(handle).st_mode):
+            raise ValueError(f"{name} is not a file")
+        return file.read()
+
+
+def _frame(name: str, content: bytes) -> pl.DataFrame:
+    """Read a small Parquet file, unless it says that it would become enormous; values of a vocabulary are all different."""
+    from pyarrow import parquet  # type: ignore[import-untyped]
+
+    found = parquet.read_metadata(io.BytesIO(content))
+    size = sum(found.row_group(number).total_byte_size for number in range(found.num_row_groups))
+    if size > max(LARGE, GROWTH * len(content)) or found.num_rows > GROWTH * len(content):
+        raise ValueError(f"{name} has {len(content):,} bytes, but would become {size:,} and {found.num_rows:,} rows")
+    return pl.read_parquet(content)
 
 
 def _in_batches(blocks: Iterator[Batch], rows: int) -> Iterator[Batch]:

@@ -8,13 +8,19 @@ import os
 import shutil
 import tempfile
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any
+from zlib import crc32
+
+import numpy as np
 
 from ..errors import DataError
 
 VARIABLE = "TORCHLEAP_CACHE"
+PAGE = 4096
 
 
 def key_of(content: Any) -> str:
@@ -70,13 +76,62 @@ def once(folder: Path, key: str, make: Callable[[Path], None], *, complete: str)
         return target
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with (folder / f"{key}.lock").open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+        with _locked(folder / f"{key}.lock"):
             if not (target / complete).exists():
                 _make(folder, key, make)
     except OSError as error:
         raise _explained(error, folder, f"Nothing was left there. Name another folder: cache=..., or {VARIABLE}.") from error
     return target
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """Hold a lock file, which is neither emptied nor followed if somebody has put a link there."""
+    handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)
+
+
+def checksums(folder: Path) -> dict[str, list[int]]:
+    """Return the size and the checksum of each file of a folder, by its name."""
+    return {path.name: [path.stat().st_size, _checksum(path)] for path in sorted(folder.iterdir())}
+
+
+def verify(path: Path, expected: Sequence[int] | None) -> None:
+    """Refuse a file that is not what was written: damaged, cut short or another one. Each is read for this once per process.
+
+    The checksum is made for speed, a fraction of the time of reading: it tells accidents, not attackers.
+    """
+    cure = f"Remove {path.parent} and read the data again."
+    if expected is None:
+        raise DataError(f"{path} is not part of the encoded data there. {cure}")
+    try:
+        found = path.stat()
+        same = [found.st_size, _known(path, found.st_size, found.st_mtime_ns, found.st_ino)] == list(expected)
+    except OSError as error:
+        raise DataError(f"{path} is damaged or gone: {error.strerror or error}. {cure}") from error
+    if not same:
+        raise DataError(f"{path} is damaged: its content is not what was written. {cure}")
+
+
+@cache
+def _known(path: Path, *_: int) -> int:
+    """Return the checksum of a file, remembered by its size, time and place on the disk."""
+    return _checksum(path)
+
+
+def _checksum(path: Path) -> int:
+    """Return the CRC-32 of the sums of all pages of 4 KiB, and of the bytes that are left."""
+    found = 0
+    with path.open("rb") as file:
+        while block := file.read(2048 * PAGE):
+            pages = len(block) // PAGE * PAGE
+            sums = np.frombuffer(block, np.uint64, pages // 8).reshape(-1, PAGE // 8).sum(1, dtype=np.uint64)
+            found = crc32(block[pages:], crc32(sums.tobytes(), found))
+    return found
 
 
 def _make(folder: Path, key: str, make: Callable[[Path], None]) -> None:

@@ -21,11 +21,12 @@ from numpy.typing import NDArray
 
 from ..errors import DataError
 from . import splits
+from .cache import checksums, key_of
 from .encoders import Array, Categories, Encoder, Learnt, Numbers, Place, is_plain, is_text, stable_hash
 from .schema import MISSING_TEXT, Column
 from .sources import ENCODED, Source, explained
 
-FORMAT = 1
+FORMAT = 2
 RULES = 3  # raised when the same file is encoded into other numbers, so that what was encoded before is not taken for it
 MANIFEST = ENCODED
 CHUNK = 8 << 20  # bytes of a raw column that are looked at together
@@ -198,8 +199,10 @@ def encode(
             by_name[name].path.unlink()
     if "time" in by_name:
         by_name["time"].path.unlink()
-    content = {"format": FORMAT, "rows": dict(zip(splits.PARTS, sizes, strict=True)), "roles": asdict(roles), "columns": columns}
-    (folder / MANIFEST).write_text(json.dumps(content, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+    rows_of = dict(zip(splits.PARTS, sizes, strict=True))
+    content = {"format": FORMAT, "rows": rows_of, "roles": asdict(roles), "columns": columns, "files": checksums(folder)}
+    sealed = {**content, "key": key_of(content)}
+    (folder / MANIFEST).write_text(json.dumps(sealed, indent=1, allow_nan=False) + "\n", encoding="utf-8")
 
 
 def _extra(roles: Roles, source: Source) -> dict[str, Encoder]:

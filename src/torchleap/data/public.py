@@ -32,6 +32,7 @@ ALICCP = (
     *("101", "121", "122", "124", "125", "126", "127", "128", "129", "205", "206", "207", "210", "216"),
     *("508", "509", "702", "853", "301", "109_14", "110_14", "127_14", "150_14"),
 )
+LARGEST = 256 << 20  # bytes of a file of MovieLens; the largest has 24 MB
 MOVIELENS = ("user_id", "movie_id", "timestamp", "gender", "age", "occupation", "zip", "title", "genres")
 CENSUS = (
     *("age", "class_of_worker", "industry_code", "occupation_code", "education", "wage_per_hour", "enrolled_in_education"),
@@ -160,10 +161,12 @@ def _movielens(archive: Path) -> pl.DataFrame:
 def _double_colons(archive: Path, name: str, columns: list[str]) -> pl.DataFrame:
     try:
         if archive.suffix == ".zip":
-            with zipfile.ZipFile(archive) as packed:
-                content = packed.read(f"ml-1m/{name}.dat")
+            with zipfile.ZipFile(archive) as packed, packed.open(f"ml-1m/{name}.dat") as file:
+                content = file.read(LARGEST + 1)  # what it says of its size is not trusted
         else:
             content = (archive.parent / f"{name}.dat").read_bytes()
+        if len(content) > LARGEST:
+            raise OSError(f"it has more than {LARGEST:,} bytes, far more than it is published with")
         text = content.decode("latin-1").replace("::", "\x1f")
         schema = dict.fromkeys(columns, pl.String())
         return pl.read_csv(io.StringIO(text), separator="\x1f", has_header=False, schema=schema, quote_char=None)

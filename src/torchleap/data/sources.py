@@ -7,6 +7,7 @@ import io
 import itertools
 import os
 import re
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -21,6 +22,7 @@ PARQUET = (".parquet", ".pq")
 ARROW = (".arrow", ".ipc", ".feather")
 CSV = (".csv", ".tsv", ".txt", ".dat")
 PACKED = (".gz", ".zst")
+BEGINNING, GROWTH = 1 << 20, 300  # bytes of a packed file that are tried, and what a table may become; CSV becomes 3 to 30 times
 BLOCK = 1 << 17  # rows that are read at once
 COUNTED = 2_000_000  # rows up to which it is worth while to look for the line of a row
 ENCODED = "task.json"  # what marks a folder as our own cache
@@ -167,6 +169,7 @@ def _open_path(path: Path, separator: str | None, names: Sequence[str] | None) -
         return Source(str(path), _scan_parquet(root, files), files=files, root=root)
     if suffix in ARROW:
         return Source(str(path), pl.scan_ipc(list(files), glob=False), files=files, root=root)
+    refuse_bombs(files)
     return replace(_open_csv(path, files, separator, names), root=root)
 
 
@@ -308,6 +311,35 @@ def _bad_line(file: Path, separator: str) -> str:
     except (OSError, EOFError) as error:
         return f"which cannot be read to its end ({error}). Is it whole?"
     return ""
+
+
+def refuse_bombs(files: Sequence[Path]) -> None:
+    """Refuse packed files whose beginning unpacks to more than any table of rows does."""
+    for file in files:
+        if file.suffix in PACKED:
+            limit = GROWTH * min(BEGINNING, file.stat().st_size) + BEGINNING
+            if _unpacked(file, limit) >= limit:
+                raise DataError(
+                    f"{file} unpacks to more than {GROWTH} times its size, which no table of rows does. Unpack it, if it is one."
+                )
+
+
+def _unpacked(file: Path, limit: int) -> int:
+    """Return how many bytes the beginning of a packed file becomes, at most the limit; damage is found later."""
+    found = 0
+    with file.open("rb") as content:
+        packed = content.read(BEGINNING)
+    try:
+        if file.suffix == ".gz":
+            return len(zlib.decompressobj(wbits=31).decompress(packed, limit))
+        from pyarrow import BufferReader, CompressedInputStream  # type: ignore[import-untyped]
+
+        with CompressedInputStream(BufferReader(packed), "zstd") as stream:
+            while found < limit and (block := stream.read(BEGINNING)):
+                found += len(block)
+    except (zlib.error, OSError, ValueError):  # the end of what was read is in the middle of a block
+        pass
+    return found
 
 
 def _opened(file: Path) -> IO[bytes]:

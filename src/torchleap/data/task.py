@@ -20,11 +20,11 @@ from ..errors import DataError, FieldError, is_whole, nearest, refuse_settings
 from ..fields import Field, Fields
 from ..selection import Selection
 from ..text import plural, table
-from .cache import key_of
+from .cache import key_of, verify
 from .schema import Column
 from .splits import PARTS
 
-FORMAT = 1  # of the manifest, as in encoding.py
+FORMAT = 2  # of the manifest, as in encoding.py
 IN_MEMORY = 4 << 30  # bytes of encoded rows up to which they are held in memory
 BLOCK = 1 << 13  # neighbouring rows that are read together from disk
 WINDOW = 32  # blocks whose rows are shuffled together
@@ -110,13 +110,14 @@ class Task:
     keep: Any = None  # holds a temporary folder as long as there is a task
     costs: Mapping[str, float] = field(default_factory=dict)
     protected: frozenset[str] = frozenset()
+    files: Mapping[str, Sequence[int]] = field(default_factory=dict, repr=False)  # their sizes and checksums, by name
 
     @classmethod
     def load(cls, folder: Path, keep: Any = None) -> "Task":
         """A task that was encoded before."""
         try:
             content = json.loads((folder / "task.json").read_text(encoding="utf-8"))
-        except (OSError, json.JSONDecodeError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             raise DataError(f"{folder} holds no encoded data: {error}. Remove it and read the data again.") from error
         if not isinstance(content, dict):
             raise DataError(f"{folder}/task.json is damaged: expected an object, but found {content!r:.40}. Remove {folder}.")
@@ -125,12 +126,16 @@ class Task:
                 f"{folder}: expected encoded data of format {FORMAT}, but found {content.get('format')!r}. Remove it."
             )
         try:
+            key = content.pop("key")
+            if key_of(content) != key:
+                raise TypeError("its content is not what was written")
             columns = []
             for number, record in enumerate(content["columns"]):
                 learnt = record.pop("learnt")
                 columns.append(TaskColumn(Column(**record), f"{number}.bin", **learnt))
-            return cls(folder, tuple(columns), content["rows"], content["roles"], keep)
-        except (KeyError, TypeError, AttributeError) as error:
+            _check_sizes(columns, content["rows"], content["files"])
+            return cls(folder, tuple(columns), content["rows"], content["roles"], keep, files=dict(content["files"]))
+        except (KeyError, TypeError, AttributeError, ValueError) as error:
             raise DataError(f"{folder}/task.json is damaged: {error!r}. Remove {folder} and read the data again.") from error
 
     def __getstate__(self) -> dict[str, Any]:
@@ -194,7 +199,7 @@ class Task:
         import polars
 
         column = self.columns[self.fields.index(name)]
-        path = (self.folder / column.file).with_suffix(".parquet")
+        path = self.verified(Path(column.file).with_suffix(".parquet").name)
         if not column.is_ids or column.column.buckets:
             raise DataError(f"{name!r} has no vocabulary: it holds {'hashed categories' if column.is_ids else 'numbers'}.")
         try:
@@ -202,6 +207,13 @@ class Task:
         except (OSError, polars.exceptions.PolarsError) as error:
             reason = str(error).splitlines()[0].rstrip(".")
             raise DataError(f"{path} is damaged or gone: {reason}. Remove {self.folder} and read the data again.") from error
+
+    def verified(self, name: str) -> Path:
+        """Return the path of one of the task's files, which is what was written; what this process holds is not asked."""
+        path = self.folder / name
+        if self.keep is None:
+            verify(path, self.files.get(name))
+        return path
 
     def slots(self, *, ids: bool) -> dict[str, slice]:
         """Where each column lies in a batch's ids, or in its numbers."""
@@ -223,6 +235,17 @@ class Task:
             for c in self.columns
         ]
         return f"{self!r}\n{table(['field', 'kind', 'width', 'ids', 'missing', 'most common'], cells)}"
+
+
+def _check_sizes(columns: Sequence[TaskColumn], rows: Any, files: Any) -> None:
+    """Refuse columns whose files are not as long as their rows take: 4 bytes for each slot of a row."""
+    counts = [rows[part] for part in PARTS] + [number for c in columns for number in (c.slots, c.width, c.categories)]
+    if not all(is_whole(number) and 0 <= number < 1 << 40 for number in counts):
+        raise TypeError("expected numbers of rows, slots and categories")
+    total = sum(rows[part] for part in PARTS)
+    for name, slots in [("label.bin", 1), *((column.file, column.slots) for column in columns)]:
+        if files[name][0] != 4 * total * slots:
+            raise TypeError(f"{name} is not as long as {total:,} rows take")
 
 
 def _kind(column: TaskColumn) -> str:
@@ -299,7 +322,16 @@ class Rows:
         ids = self._gather([(c.file, c.slots) for c in self.task.columns if c.is_ids], np.int32, ranges)
         numbers = self._gather([(c.file, c.slots) for c in self.task.columns if not c.is_ids], np.float32, ranges)
         group = self._gather([("group", 1)], np.int32, ranges)[:, 0] if self.task.roles["group"] else None
+        self._refuse_unknown(ids)
         return Batch(ids, numbers, label, group)
+
+    def _refuse_unknown(self, ids: Tensor) -> None:
+        """Refuse ids that no table has: the encoded data is not what its manifest says."""
+        columns = [column for column in self.task.columns if column.is_ids]
+        tables = torch.tensor([column.categories for column in columns for _ in range(column.slots)])
+        if len(ids) and columns and (int(ids.min()) < 0 or bool((ids.amax(0) >= tables).any())):
+            folder = self.task.folder
+            raise DataError(f"{folder} is damaged: it has ids that no column has. Remove it and read the data again.")
 
     def _gather(self, files: Sequence[tuple[str, int]], dtype: type[np.generic], ranges: Any) -> Tensor:
         rows = int(sum(stop - start for start, stop in ranges))
@@ -314,7 +346,7 @@ class Rows:
         return torch.from_numpy(found)
 
     def _map(self, name: str, dtype: type[np.generic], slots: int) -> Any:
-        path = self.task.folder / (name if name.endswith(".bin") else f"{name}.bin")
+        path = self.task.verified(name if name.endswith(".bin") else f"{name}.bin")
         offset = self._start * np.dtype(dtype).itemsize * slots
         if not len(self):
             return np.empty((0, slots), dtype=dtype)
@@ -443,6 +475,9 @@ class Batches(IterableDataset[Batch]):
         if other:
             ours, theirs = (" and ".join(f"{key}={value[key]}" for key in other) for value in (expected, other))
             raise DataError(f"Expected the place in batches with {ours}, but found {theirs}.")
+        for key in ("epoch", "position"):
+            if not is_whole(state[key]) or not 0 <= state[key] < 1 << 62:
+                raise DataError(f"Expected the {key} of a place in batches, but found {state[key]!r:.40}.")
         self._own_epochs, self.position, self._loaded = state["epoch"], state["position"], True
         self._ended.zero_()
 

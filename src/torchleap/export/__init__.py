@@ -1,6 +1,6 @@
 """A pruned model on its way into production: files that load without running code, torch.export, ONNX."""
 
-from .files import load, manifest, save
+from .files import MANIFEST, load, manifest, save
 from .programs import to_onnx, to_program
 
-__all__ = ["load", "manifest", "save", "to_onnx", "to_program"]
+__all__ = ["MANIFEST", "load", "manifest", "save", "to_onnx", "to_program"]

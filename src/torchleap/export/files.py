@@ -1,7 +1,7 @@
 """save and load: a folder with the weights (safetensors) and a manifest (JSON) that says what was dropped, and why.
 
-Loading runs no code: weights are plain numbers, and the model is built from the manifest's list of layers and operations. The
-folder appears whole or not at all, and a damaged one is refused.
+Loading runs no code: weights are plain numbers, and the manifest's list of layers and operations is checked and interpreted.
+The folder appears whole or not at all, and a damaged one is refused.
 """
 
 import hashlib
@@ -12,7 +12,7 @@ import tempfile
 from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from safetensors import SafetensorError
@@ -24,13 +24,17 @@ from ..finetuning import plan_of
 from ..surgery import Plan
 from ..surgery.build import find
 from . import graphs
+from .loaded import LoadedModel, from_json, paths_of
 
 FORMAT = 1
 _DESCRIBED = (
     *("method", "settings", "fields", "fill", "no_longer_read", "cuts", "notes"),
     *("parameters", "bytes", "multiply_adds"),
 )
-_DAMAGES = (KeyError, TypeError, ValueError, AttributeError, RuntimeError, IndexError, AssertionError, OSError)
+_DAMAGES = (
+    *(KeyError, TypeError, ValueError, AttributeError, RuntimeError, IndexError, AssertionError, OSError),
+    *(OverflowError, MemoryError),  # a RecursionError is a RuntimeError
+)
 WEIGHTS = "model.safetensors"
 MANIFEST = "manifest.json"
 
@@ -41,10 +45,8 @@ def save(model: nn.Module, folder: str | os.PathLike[str], *, metrics: Mapping[s
     Args:
         metrics: What to remember of its quality, such as {"auc_before": 0.8123, "auc_after": 0.8121}.
     """
-    meta: dict[str, Any] = model.meta if isinstance(model, fx.GraphModule) else {}  # what load() left there
-    described = meta["torchleap"] if "torchleap" in meta else _describe(plan_of(model))
-    graph: fx.Graph | None = model.graph if isinstance(model, fx.GraphModule) else getattr(type(model), "pruned_graph", None)
-    tensors, aliases = _tensors(model, graph)
+    described = model.torchleap_origin if _is_loaded(model) else _describe(plan_of(model))
+    tensors, aliases = _tensors(model)
     trainable = {name: p.requires_grad for name, p in model.named_parameters(remove_duplicate=False)}
     content = {
         "format": FORMAT,
@@ -54,40 +56,49 @@ def save(model: nn.Module, folder: str | os.PathLike[str], *, metrics: Mapping[s
         "metrics": _plain(metrics or {}),
         "trainable": trainable,
         "aliases": aliases,
-        **_graph(model, graph, {**tensors, **{alias: tensors[name] for alias, name in aliases.items()}}, trainable),
+        **_graph(model, {**tensors, **{alias: tensors[name] for alias, name in aliases.items()}}, trainable),
     }
     target = Path(folder)
     target.parent.mkdir(parents=True, exist_ok=True)
     temporary = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}."))
     try:
-        save_file(tensors, temporary / WEIGHTS)
-        content["weights"] = {"bytes": (temporary / WEIGHTS).stat().st_size, "sha256": _digest(temporary / WEIGHTS)}
-        content["sha256"] = _digest_of(content)
-        (temporary / MANIFEST).write_text(json.dumps(content, indent=1, allow_nan=False) + "\n", encoding="utf-8")
-        temporary.chmod(0o755)
+        _write(temporary, tensors, content)
         _swap(temporary, target)
-    except BaseException:
+    except (OSError, SafetensorError) as error:
+        raise SurgeryError(f"The model cannot be written to {target}: {error}. Make room, and save again.") from error
+    finally:
         shutil.rmtree(temporary, ignore_errors=True)
-        raise
+
+
+def _write(folder: Path, tensors: dict[str, Tensor], content: dict[str, Any]) -> None:
+    weights = folder / WEIGHTS
+    save_file(tensors, weights)
+    content["weights"] = {"bytes": weights.stat().st_size, "sha256": _digest(weights)}
+    content["sha256"] = _digest_of(content)
+    text = json.dumps(content, indent=1, allow_nan=False) + "\n"
+    (folder / MANIFEST).write_text(text, encoding="utf-8")
+    weights.chmod((folder / MANIFEST).stat().st_mode & 0o777)  # safetensors gives it to the owner alone
+    folder.chmod(0o755)
 
 
 def manifest(folder: str | os.PathLike[str]) -> dict[str, Any]:
     """What `save` wrote about a model: fields kept and dropped with their scores, inputs no longer read, metrics, cuts."""
     path = Path(folder) / MANIFEST
+    if not path.is_file():  # a pipe would be waited for
+        raise SurgeryError(f"{folder} holds no pruned model: expected {MANIFEST} in it. Write one with save().")
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise SurgeryError(f"{folder} holds no pruned model: expected {MANIFEST} in it. Write one with save().") from error
-    except (ValueError, RecursionError) as error:
-        raise SurgeryError(f"{path} is damaged: expected JSON, but {error}. Save the model anew.") from error
+        digest = _digest_of(content) if isinstance(content, dict) else ""
+    except (OSError, ValueError, RecursionError, MemoryError) as error:
+        raise SurgeryError(f"{path} is damaged: expected JSON, but {error}. Save the model again.") from error
     found = content.get("format") if isinstance(content, dict) else None
     if type(found) is not int or found != FORMAT:
-        raise SurgeryError(f"{path}: expected a manifest of format {FORMAT}, but found {found!r}. Save the model anew.")
+        raise SurgeryError(f"{path}: expected a manifest of format {FORMAT}, but found {found!r}. Save the model again.")
     missing = {"sha256", "weights", "trainable", "aliases", "graph", "model", *_DESCRIBED} - set(content)
     if missing:
-        raise SurgeryError(f"{path} is damaged: {', '.join(sorted(missing))} is missing. Save the model anew.")
-    if _digest_of(content) != content["sha256"]:
-        raise SurgeryError(f"{path} is damaged: its content is not what was written. Save the model anew.")
+        raise SurgeryError(f"{path} is damaged: {', '.join(sorted(missing))} is missing. Save the model again.")
+    if digest != content["sha256"]:
+        raise SurgeryError(f"{path} is damaged: its content is not what was written. Save the model again.")
     return dict(content)
 
 
@@ -104,7 +115,7 @@ def load(folder: str | os.PathLike[str], model: nn.Module | None = None) -> nn.M
         raise
     except _DAMAGES as error:
         reason = f"{type(error).__name__}: {error}"
-        raise SurgeryError(f"{folder} is damaged: its model cannot be built ({reason}). Save the model anew.") from error
+        raise SurgeryError(f"{folder} is damaged: its model cannot be built ({reason}). Save the model again.") from error
 
 
 def _load(folder: str | os.PathLike[str], content: dict[str, Any], model: nn.Module | None) -> nn.Module:
@@ -121,18 +132,28 @@ def _load(folder: str | os.PathLike[str], content: dict[str, Any], model: nn.Mod
             f"{folder} cannot be loaded without its code, because of {content.get('needs_code')}. "
             "Build and prune the model as before, and give it: load(folder, model=pruned)."
         )
-    loaded = graphs.from_json(content["graph"], tensors, content["trainable"], str(content["model"]))
-    loaded.meta["torchleap"] = {key: content[key] for key in _DESCRIBED}
+    loaded = from_json(content["graph"], tensors, content["trainable"], content["model"])
+    loaded.torchleap_origin = {key: content[key] for key in _DESCRIBED}
     return loaded.eval()
 
 
-def _graph(model: nn.Module, graph: fx.Graph | None, tensors: dict[str, Tensor], trainable: dict[str, bool]) -> dict[str, Any]:
-    """The graph, if a model can be built from it; else why not."""
-    if graph is None:
-        return {"graph": None, "needs_code": "a forward() that could not be traced"}
+def _is_loaded(model: nn.Module) -> TypeGuard[LoadedModel]:
+    """Say whether it is as it was loaded, and not pruned again since."""
+    return isinstance(model, LoadedModel) and not hasattr(type(model), "pruned_plan")
+
+
+def _graph(model: nn.Module, tensors: dict[str, Tensor], trainable: dict[str, bool]) -> dict[str, Any]:
+    """Describe the graph, if a model can be built from it; else say why not."""
+    graph: fx.Graph | None = getattr(type(model), "pruned_graph", None)
     try:
-        described = graphs.to_json(model, graph)
-        graphs.from_json(described, tensors, trainable, "Trial")
+        if _is_loaded(model):
+            nodes = model.torchleap_graph["nodes"]
+            described = {"nodes": nodes, "layers": graphs.describe_layers(model, nodes)}
+        elif graph is not None:
+            described = graphs.to_json(model, graph)
+        else:
+            return {"graph": None, "needs_code": "a forward() that could not be traced"}
+        from_json(described, tensors, trainable, "Trial")
     except _DAMAGES as error:
         return {"graph": None, "needs_code": str(error)}
     return {"graph": described}
@@ -157,13 +178,13 @@ def _describe(plan: Plan) -> dict[str, Any]:
     }
 
 
-def _tensors(model: nn.Module, graph: fx.Graph | None) -> tuple[dict[str, Tensor], dict[str, str]]:
+def _tensors(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, str]]:
     """All weights once, and what else the graph reads; and the other names of those that several layers share."""
     tensors: dict[str, Tensor] = {}
     aliases: dict[str, str] = {}
     first: dict[int, str] = {}
     held = dict(model.state_dict(keep_vars=True))
-    read = {str(node.target) for node in graph.nodes if node.op == "get_attr"} if graph is not None else set()
+    read = _read_by_graph(model)
     held |= {path: tensor for path in sorted(read - set(held)) if (tensor := find(model, path)) is not None}
     for name, tensor in held.items():
         if not isinstance(tensor, Tensor):
@@ -174,6 +195,14 @@ def _tensors(model: nn.Module, graph: fx.Graph | None) -> tuple[dict[str, Tensor
             first[id(tensor)] = name
             tensors[name] = tensor.detach().cpu().clone().contiguous()
     return tensors, aliases
+
+
+def _read_by_graph(model: nn.Module) -> set[str]:
+    """Return the paths of what a model reads beside its layers."""
+    if _is_loaded(model):
+        return paths_of(model.torchleap_graph, "get_attr")
+    graph: fx.Graph | None = getattr(type(model), "pruned_graph", None)
+    return set() if graph is None else {str(node.target) for node in graph.nodes if node.op == "get_attr"}
 
 
 def _plain(metrics: Mapping[str, float]) -> dict[str, float]:
@@ -199,18 +228,18 @@ def _swap(temporary: Path, target: Path) -> None:
 
 
 def _read(path: Path, expected: Mapping[str, Any]) -> dict[str, Tensor]:
-    if not path.exists():
-        raise SurgeryError(f"{path} is missing. Save the model anew.")
+    if not path.is_file():
+        raise SurgeryError(f"{path} is missing. Save the model again.")
     size = path.stat().st_size
     if size != expected["bytes"]:
-        raise SurgeryError(f"{path} is damaged: expected {expected['bytes']:,} bytes, but found {size:,}. Save the model anew.")
+        raise SurgeryError(f"{path} is damaged: expected {expected['bytes']:,} bytes, but found {size:,}. Save the model again.")
     if _digest(path) != expected["sha256"]:
-        raise SurgeryError(f"{path} is damaged: its content is not what the manifest says. Save the model anew.")
+        raise SurgeryError(f"{path} is damaged: its content is not what the manifest says. Save the model again.")
     try:
         # copied: products of matrices round by where these lie in memory, and the file may be replaced while it is mapped
         return {name: tensor.clone() for name, tensor in load_file(path).items()}
     except SafetensorError as error:
-        raise SurgeryError(f"{path} is damaged: {error}. Save the model anew.") from error
+        raise SurgeryError(f"{path} is damaged: {error}. Save the model again.") from error
 
 
 def _mismatches(model: nn.Module, tensors: Mapping[str, Tensor]) -> list[str]:

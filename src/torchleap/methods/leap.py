@@ -8,8 +8,10 @@ from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 from ..data.task import Batch
+from ..errors import is_whole
 from ..plugin import Plugin, attach
 from ..settings import Divergence
+from ..states import check_tensors, expect, restore_optimizer
 from ..train import Hook, Run
 from .base import Method, Scores, Search, valid_batches, without_end
 
@@ -163,7 +165,9 @@ class GateSteps(Hook):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on."""
-        self.optimizer.load_state_dict(state["optimizer"])
+        restore_optimizer(self.optimizer, state["optimizer"])
         self.batches.load_state_dict(state["batches"])
         self.valid = without_end(self.batches)
+        check_tensors({"total": state["total"]}, {"total": self.total}, "the gates")
+        expect(is_whole(state["steps"]), f"the steps of the gates are {state['steps']!r:.40}")
         self.total, self.steps = state["total"], state["steps"]

@@ -9,6 +9,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 from torch.optim import Adam, Optimizer
 
 from .. import ranks
+from ..states import restore_optimizer
 from ..train import Hook, Run
 from .base import Method, Scores, Search, put_before_net, valid_batches, without_end
 
@@ -230,7 +231,7 @@ class GateHook(Hook):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on."""
-        self.optimizer.load_state_dict(state["optimizer"])
+        restore_optimizer(self.optimizer, state["optimizer"])
 
 
 class HeldOutSteps(GateHook):

@@ -1,0 +1,199 @@
+"""Run a graph from a file step by step: no Python source is ever made of what a file says."""
+
+import inspect
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from operator import itemgetter
+from types import FunctionType
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+FUNCTION, METHOD, LAYER, ATTRIBUTE = range(4)
+
+
+@dataclass(frozen=True)
+class Ref:
+    """The result of an earlier node."""
+
+    name: str
+
+
+class Node(NamedTuple):
+    """One operation of a checked graph.
+
+    Attributes:
+        target: A function, the name of a method or of an argument, or the path of a layer or tensor.
+        args: Constants and `Ref`s, perhaps within lists, tuples, dicts and slices.
+    """
+
+    name: str
+    op: str
+    target: Any
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+
+class Step(NamedTuple):
+    """A call, and the places of its arguments and of its result among the values of a run.
+
+    Attributes:
+        places: Of the arguments; those of the keywords `names` are the last.
+        take: Picks them from the values; C code, since each step calls it.
+        fixed: Keywords that are constants.
+        free: Places that no later step reads.
+    """
+
+    kind: int
+    target: Any
+    places: tuple[int, ...]
+    take: Any
+    fixed: dict[str, Any]
+    names: tuple[str, ...]
+    place: int
+    free: tuple[int, ...]
+
+
+class Program:
+    """The steps of a graph, prepared once, so that a call costs one loop over them."""
+
+    def __init__(self, nodes: Sequence[Node]) -> None:
+        inputs = [node for node in nodes if node.op == "placeholder"]
+        names = tuple(str(node.target) for node in inputs)
+        defaults = tuple(node.args[0] for node in inputs if node.args)
+        self.arguments = _named(names, defaults)
+        self.count = len(inputs)
+        self.places = {node.name: place for place, node in enumerate(inputs)}
+        self.later: list[Any] = []  # constants, and room for results
+        self.steps: list[Step] = []
+        for node in nodes:
+            self._add(node)
+        self._free_early()
+
+    def _add(self, node: Node) -> None:
+        if node.op == "output":
+            self.result = self._place(node.args[0])
+        elif node.op == "call_function":
+            self.places[node.name] = self._step(FUNCTION, node.target, node.args, node.kwargs)
+        elif node.op == "call_method":
+            self.places[node.name] = self._step(METHOD, node.target, node.args, node.kwargs)
+        elif node.op == "call_module":
+            path = tuple(node.target.split("."))
+            self.places[node.name] = self._step(LAYER, path, node.args, node.kwargs)
+        elif node.op == "get_attr":
+            *parents, last = node.target.split(".")
+            self.places[node.name] = self._step(ATTRIBUTE, (tuple(parents), last), (), {})
+
+    def _step(self, kind: int, target: Any, args: Iterable[Any], kwargs: dict[str, Any]) -> int:
+        names = tuple(name for name, value in kwargs.items() if _varies(value))
+        fixed = {name: value for name, value in kwargs.items() if name not in names}
+        places = tuple(self._place(value) for value in (*args, *(kwargs[name] for name in names)))
+        result = self._room(None)
+        self.steps.append(Step(kind, target, places, _taker(places), fixed, names, result, ()))
+        return result
+
+    def _room(self, value: Any) -> int:
+        self.later.append(value)
+        return self.count + len(self.later) - 1
+
+    def _place(self, value: Any) -> int:
+        """Where an argument lies; one that holds results of nodes is put together by a step of its own."""
+        if isinstance(value, Ref):
+            return self.places[value.name]
+        if not _varies(value):
+            return self._room(value)
+        if isinstance(value, slice):
+            return self._step(FUNCTION, slice, (value.start, value.stop, value.step), {})
+        if isinstance(value, dict):
+            return self._step(FUNCTION, partial(_dict_of, tuple(value)), value.values(), {})
+        return self._step(FUNCTION, _list_of if isinstance(value, list) else _tuple_of, value, {})
+
+    def _free_early(self) -> None:
+        """Let each result go after the last step that reads it."""
+        kept = {self.result} | {self.count + at for at, value in enumerate(self.later) if value is not None}
+        for at in reversed(range(len(self.steps))):
+            step = self.steps[at]
+            free = set(step.places) - kept
+            kept |= free
+            if step.place not in kept:  # nobody reads it
+                free.add(step.place)
+            self.steps[at] = step._replace(free=tuple(free))
+
+    def run(self, model: nn.Module, given: tuple[Any, ...], named: dict[str, Any]) -> Any:
+        """Compute the output for the arguments of a call."""
+        if named or len(given) != self.count:
+            bound = inspect.signature(self.arguments).bind(model, *given, **named)
+            bound.apply_defaults()
+            given = bound.args[1:]
+        values = [*given, *self.later]
+        compiling = torch.compiler.is_compiling()  # torch.compile cannot follow an itemgetter
+        for kind, target, places, take, fixed, names, place, free in self.steps:
+            taken = tuple([values[at] for at in places]) if compiling else take(values)
+            if names:
+                count = len(taken) - len(names)
+                fixed = {**fixed, **dict(zip(names, taken[count:], strict=True))}
+                taken = taken[:count]
+            if kind == FUNCTION:
+                found = target(*taken, **fixed)
+            elif kind == LAYER:
+                layer = model
+                for name in target:
+                    layer = layer._modules[name]  # type: ignore[assignment]
+                found = layer(*taken, **fixed)
+            elif kind == METHOD:
+                found = getattr(taken[0], target)(*taken[1:], **fixed)
+            else:
+                found = _attribute(model, *target)
+            taken = None
+            values[place] = found
+            for old in free:
+                values[old] = None
+        return values[self.result]
+
+
+def _named(names: tuple[str, ...], defaults: tuple[Any, ...]) -> FunctionType:
+    """Return a function that is never called, and only shows the arguments of forward()."""
+
+    def nothing() -> None: ...
+
+    names = ("self", *names)
+    code = nothing.__code__.replace(co_argcount=len(names), co_nlocals=len(names), co_varnames=names)
+    return FunctionType(code, {}, "forward", defaults)
+
+
+def _varies(value: Any) -> bool:
+    """Say whether an argument holds the result of a node."""
+    if isinstance(value, slice):
+        return any(map(_varies, (value.start, value.stop, value.step)))
+    if isinstance(value, dict):
+        return any(map(_varies, value.values()))
+    if isinstance(value, list | tuple):
+        return any(map(_varies, value))
+    return isinstance(value, Ref)
+
+
+def _taker(places: Sequence[int]) -> Any:
+    """Return a function that picks the values at some places."""
+    if len(places) > 1:
+        return itemgetter(*places)
+    return itemgetter(slice(places[0], places[0] + 1) if places else slice(0))
+
+
+def _attribute(model: nn.Module, parents: tuple[str, ...], name: str) -> Any:
+    for parent in parents:
+        model = model._modules[parent]  # type: ignore[assignment]
+    return getattr(model, name)
+
+
+def _list_of(*parts: Any) -> list[Any]:
+    return list(parts)
+
+
+def _tuple_of(*parts: Any) -> tuple[Any, ...]:
+    return parts
+
+
+def _dict_of(keys: tuple[Any, ...], *values: Any) -> dict[Any, Any]:
+    return dict(zip(keys, values, strict=True))

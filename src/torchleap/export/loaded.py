@@ -1,0 +1,231 @@
+"""Build a model from its description: layers of PyTorch and a list of checked steps, and nothing else.
+
+Whatever a file says, it names functions, methods and layers of closed lists, and its names are identifiers; so it can at worst
+describe a useless model. Nothing of it becomes Python source.
+"""
+
+import inspect
+import keyword
+import types
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, Literal, Union, get_args, get_origin, get_type_hints
+
+import torch
+from torch import Tensor, nn
+
+from ..errors import SurgeryError
+from .graphs import DTYPES, FUNCTIONS, KEYWORDS, KINDS, METHODS, constructor, is_path
+from .interpreter import Node, Program, Ref
+
+DEEPEST = 32  # levels of lists in lists
+LARGEST = 1 << 31  # no layer has a setting above it
+OPS = ("placeholder", "get_attr", "call_function", "call_method", "call_module", "output")
+
+
+class LoadedModel(nn.Module):
+    """A model from a file. Each has a class of its own, for its name and the arguments of its forward().
+
+    Attributes:
+        torchleap_graph: The description that it was built from, as JSON has it.
+        torchleap_origin: What the manifest says about the model, to be saved again with it.
+    """
+
+    torchleap_graph: ClassVar[dict[str, Any]]
+    torchleap_origin: dict[str, Any]
+
+    def __reduce__(self) -> Any:
+        """Copy and pickle by the description; the class is made again."""
+        return _empty, (type(self).__name__, type(self).torchleap_graph), self.__dict__
+
+
+def from_json(content: Any, tensors: Mapping[str, Tensor], trainable: Mapping[str, bool], name: str) -> LoadedModel:
+    """Build the model with these tensors.
+
+    Args:
+        trainable: The tensors that are parameters, and whether they take gradients.
+        name: Of the model's class.
+    """
+    layers = content["layers"]
+    model = _empty(name, content)
+    for path, (kind, settings) in layers.items():
+        _place(model, path, _layer(kind, settings))
+    shapes = {path: _form(tensor) for path, tensor in _tensors_of(model)}
+    for path, tensor in tensors.items():
+        _check(is_path(path), f"the path {path!r}")
+        same = shapes.get(path, _form(tensor)) == _form(tensor)
+        _check(same, f"a tensor {path} of the shape {tuple(tensor.shape)}, where its layer has another one")
+        _put(model, path, tensor, trainable.get(path))
+    absent = [path for path, tensor in _tensors_of(model) if tensor.is_meta]
+    _check(not absent, f"no weights for {', '.join(absent[:3])}")
+    called, read = (paths_of(content, op) for op in ("call_module", "get_attr"))
+    unknown = [*called - set(layers), *read - {*tensors, "training"}]
+    _check(not unknown, f"{', '.join(map(repr, unknown[:3]))} in its graph, but nowhere else")
+    return model
+
+
+def paths_of(content: Mapping[str, Any], op: str) -> set[str]:
+    """Return the paths that the nodes of this kind read or call."""
+    return {node[2] for node in content["nodes"] if node[1] == op}
+
+
+def _empty(name: str, content: dict[str, Any]) -> LoadedModel:
+    """Return a model without layers, whose forward() runs the nodes."""
+    program = Program(_checked(content["nodes"]))
+
+    def forward(self: LoadedModel, *given: Any, **named: Any) -> Any:
+        return program.run(self, given, named)
+
+    forward.__wrapped__ = program.arguments  # type: ignore[attr-defined]  # what inspect and torch.fx see
+    name = name if _is_name(name) else "Pruned"
+    made: LoadedModel = type(name, (LoadedModel,), {"forward": forward, "torchleap_graph": content})()
+    return made
+
+
+def _checked(nodes: Any) -> list[Node]:
+    """Return the nodes of a graph in which each reads only earlier ones, and the last is the output."""
+    _check(isinstance(nodes, list) and bool(nodes), "no nodes")
+    known: set[str] = set()
+    found = []
+    for name, op, target, args, kwargs in nodes:
+        _check(_is_name(name) and name not in known, f"the node {name!r}")
+        _check(op in OPS, f"the node {op!r}")
+        earlier = set() if op == "placeholder" else known  # a default is a constant
+        given, named = _decode(args, earlier), _decode(kwargs, earlier)
+        _check(isinstance(given, tuple) and isinstance(named, dict), f"arguments of the node {name}")
+        wrong = [key for key in named if key not in KEYWORDS]
+        _check(not wrong, f"the keyword {str(wrong[:1])[1:-1]!s:.40}")
+        found.append(Node(name, op, _target(op, target, given), given, named))
+        known.add(name)
+    _check([node.op for node in found].index("output") == len(found) - 1, "another output than the last node")
+    arguments = [node.target for node in found if node.op == "placeholder"]
+    _check(len(set(arguments)) == len(arguments), "two arguments of one name")
+    return found
+
+
+def _target(op: str, target: Any, given: tuple[Any, ...]) -> Any:
+    """Return what a node calls or reads, if a model may."""
+    _check(isinstance(target, str), f"the target {target!r:.40}")
+    if op == "call_function":
+        _check(target in FUNCTIONS, f"the function {target!r}")
+        return FUNCTIONS[target]
+    if op == "call_method":
+        _check(target in METHODS and bool(given) and isinstance(given[0], Ref), f"the method {target!r}")
+    elif op == "call_module":
+        _check(is_path(target), f"the path {target!r}")
+    elif op == "get_attr":
+        _check(target == "training" or is_path(target), f"the path {target!r}")
+    elif op == "placeholder":
+        _check(_is_name(target) and len(given) <= 1, f"the argument {target!r}")
+    else:
+        _check(len(given) == 1, "an output of several values")
+    return target
+
+
+def _is_name(name: object) -> bool:
+    """Say whether it is an identifier that means nothing to Python."""
+    plain = isinstance(name, str) and name.isidentifier() and not keyword.iskeyword(name)
+    return plain and not str(name).startswith("__") and name != "self"
+
+
+def _check(holds: bool, found: str) -> None:
+    if not holds:
+        raise SurgeryError(f"The manifest describes a model with {found}, which torchleap does not build.")
+
+
+def _decode(value: Any, known: set[str], depth: int = 0) -> Any:
+    """Return a value as it was before it became JSON."""
+    _check(depth < DEEPEST, f"values within values, more than {DEEPEST} deep")
+    if isinstance(value, list):
+        return [_decode(part, known, depth + 1) for part in value]
+    if not isinstance(value, dict):
+        _check(not isinstance(value, int) or abs(value) < 1 << 63, "a number of more than 64 bits")
+        return value
+    ((kind, part),) = value.items()
+    if kind == "node":
+        _check(isinstance(part, str) and part in known, f"the node {part!r:.40} before it is computed")
+        return Ref(part)
+    if kind == "dtype":
+        _check(isinstance(part, str) and part in DTYPES, f"the dtype {part!r:.40}")
+        return DTYPES[part]
+    if kind == "float":
+        _check(part in ("nan", "inf", "-inf"), f"the number {part!r:.40}")
+        return float(part)
+    if kind == "ellipsis":
+        return ...
+    return _decode_many(kind, part, known, depth + 1)
+
+
+def _decode_many(kind: str, part: Any, known: set[str], depth: int) -> Any:
+    _check(kind in ("slice", "tuple", "dict") and isinstance(part, list), f"a value of kind {kind!r:.40}")
+    if kind == "dict":
+        keys = [_decode(key, set(), depth) for key, _ in part]  # no result of a node
+        return dict(zip(keys, (_decode(entry, known, depth) for _, entry in part), strict=True))
+    entries = tuple(_decode(entry, known, depth) for entry in part)
+    if kind == "tuple":
+        return entries
+    _check(len(entries) == 3, f"a slice of {len(entries)} parts")
+    return slice(*entries)
+
+
+def _layer(kind: Any, settings: Any) -> nn.Module:
+    """Build a layer without its weights, if its settings are of the types that its constructor names."""
+    _check(isinstance(kind, str) and kind in KINDS, f"the layer {kind!r:.40}")
+    layer = KINDS[kind]
+    expected, hints = constructor(layer), get_type_hints(layer.__init__)
+    arguments = {name: _decode(value, set()) for name, value in settings.items()}
+    wrong = [name for name, value in arguments.items() if name not in expected or not _fits(value, hints.get(name))]
+    _check(not wrong, f"the setting {', '.join(wrong[:3])} of a layer {kind}")
+    if "device" in inspect.signature(layer).parameters:
+        arguments["device"] = "meta"  # the weights come from the file
+    return layer(**arguments)
+
+
+def _fits(value: Any, hint: Any) -> bool:
+    """Say whether a value is of an annotated type: numbers, text and sequences of numbers."""
+    if get_origin(hint) in (Union, types.UnionType):
+        return any(_fits(value, one) for one in get_args(hint))
+    if get_origin(hint) is Literal:
+        return value in get_args(hint)
+    if hint in (bool, type(None), str):
+        return type(value) is hint
+    if hint is float and type(value) is float:
+        return True
+    if hint in (int, float):
+        return type(value) is int and abs(value) < LARGEST
+    sequence = hint is torch.Size or get_origin(hint) in (list, tuple)
+    return sequence and isinstance(value, list | tuple) and all(_fits(part, int) for part in value)
+
+
+def _tensors_of(model: nn.Module) -> list[tuple[str, Tensor]]:
+    return [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
+
+
+def _form(tensor: Tensor) -> tuple[Sequence[int], bool]:
+    """Return what the tensor of a layer has in common with the one from the file."""
+    return tuple(tensor.shape), tensor.is_floating_point()
+
+
+def _put(model: nn.Module, path: str, tensor: Tensor, takes_gradients: bool | None) -> None:
+    parent, _, last = path.rpartition(".")
+    holder = _container(model, parent)
+    if takes_gradients is None:
+        holder.register_buffer(last, tensor)
+    else:
+        holder.register_parameter(last, nn.Parameter(tensor, bool(takes_gradients)))
+
+
+def _container(model: nn.Module, path: str) -> nn.Module:
+    module = model
+    for name in path.split(".") if path else []:
+        if name not in module._modules:
+            module.add_module(name, nn.Module())
+        child = module._modules[name]
+        assert child is not None
+        module = child
+    return module
+
+
+def _place(model: nn.Module, path: str, layer: nn.Module) -> None:
+    _check(is_path(path), f"the path {path!r:.80}")
+    parent, _, name = path.rpartition(".")
+    _container(model, parent).add_module(name, layer)

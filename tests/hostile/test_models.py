@@ -1,0 +1,266 @@
+"""Hostile model folders: none of them runs code, at loading or at the first call, and each is one SurgeryError."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch import fx, nn
+
+import torchleap as tl
+from tests.architectures import attached
+from tests.hostile.watch import watched
+from torchleap.export import files
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    """A good folder with a batch; loaded and called once, so that all lazy imports are behind us."""
+    _, plugin, make = attached("wide_deep")
+    folder = tmp_path_factory.mktemp("good") / "model"
+    tl.export.save(plugin.prune(plugin.select(share=0.6)).eval(), folder)
+    batch = make(seed=1)
+    tl.export.load(folder)(batch)
+    return folder, batch
+
+
+@pytest.fixture
+def copy(saved, tmp_path):
+    """A copy of the folder to be spoiled, and what to spoil it with."""
+    target = tmp_path / "model"
+    target.mkdir()
+    for file in saved[0].iterdir():
+        (target / file.name).write_bytes(file.read_bytes())
+    return target, saved[1]
+
+
+def spoil(folder, change):
+    """Change a manifest as somebody would who knows about its digest."""
+    path = folder / "manifest.json"
+    content = json.loads(path.read_text())
+    change(content)
+    path.write_text(json.dumps(content | {"sha256": files._digest_of(content)}))
+
+
+def node(graph, op):
+    """The first node of this kind."""
+    return next(entry for entry in graph["nodes"] if entry[1] == op)
+
+
+def keyword(text):
+    def change(content):
+        node(content["graph"], "call_function")[4] = {"dict": [[text, 1]]}
+
+    return change
+
+
+def renamed(text):
+    """Give the first result of a function this name, wherever it is read."""
+
+    def change(content):
+        name = node(content["graph"], "call_function")[0]
+        old, new = json.dumps(name), json.dumps(text)
+        content["graph"] = json.loads(json.dumps(content["graph"]).replace(old, new))
+
+    return change
+
+
+def inserted(*entry):
+    def change(content):
+        content["graph"]["nodes"].insert(1, list(entry))
+
+    return change
+
+
+def moved(text):
+    """Put the first layer at another path."""
+
+    def change(content):
+        path = next(iter(content["graph"]["layers"]))
+        content["graph"] = json.loads(json.dumps(content["graph"]).replace(json.dumps(path), json.dumps(text)))
+
+    return change
+
+
+def layer(kind, settings):
+    def change(content):
+        content["graph"]["layers"]["deep.0"] = [kind, settings]
+
+    return change
+
+
+def swapped(content):
+    """Let a node read a later one."""
+    nodes = content["graph"]["nodes"]
+    nodes[1], nodes[-2] = nodes[-2], nodes[1]
+
+
+def deep(content):
+    value: list = []
+    for _ in range(400):
+        value = [value]
+    node(content["graph"], "call_function")[3] = {"tuple": [value]}
+
+
+def argument(text, default=None):
+    def change(content):
+        entry = node(content["graph"], "placeholder")
+        entry[2] = text
+        if default is not None:
+            entry[3] = {"tuple": [default]}
+
+    return change
+
+
+NONE = {"tuple": []}
+EMPTY = {"dict": []}
+BATCH = {"tuple": [{"node": "batch"}]}
+MARK = "open('MARK','w').close()"
+HOSTILE = {
+    "a keyword that is code": keyword(f"**({MARK} or {{}})) if (_:=1) else dict(x"),
+    "a keyword that closes the call": keyword(f"dim=1); {MARK}; (x"),
+    "a keyword with a line break": keyword(f"x=1)\n    {MARK}\n    dict(y"),
+    "a keyword of Python": keyword("lambda"),
+    "a keyword that no function has": keyword("out"),
+    "a keyword that is a number": keyword(3),
+    "a name that is a keyword": renamed("class"),
+    "a name with code": renamed(f"x = {MARK} #"),
+    "a dunder name": renamed("__builtins__"),
+    "a name twice": inserted("batch", "placeholder", "other", NONE, EMPTY),
+    "an argument with code": argument(f"batch={MARK}"),
+    "an argument of Python": argument("None"),
+    "an argument self": argument("self"),
+    "a star argument": argument("*batch"),
+    "a default that is a node": argument("batch", {"node": "batch"}),
+    "a function outside the list": inserted("x", "call_function", "os.system", {"tuple": ["touch MARK"]}, EMPTY),
+    "eval": inserted("x", "call_function", "builtins.eval", {"tuple": [MARK]}, EMPTY),
+    "the gates' own mark": inserted("x", "call_function", "torchleap.surgery.tracer.gated", BATCH, EMPTY),
+    "torch.load": inserted("x", "call_function", "torch.load", {"tuple": ["MARK"]}, EMPTY),
+    "a method outside the list": inserted("x", "call_method", "__reduce_ex__", BATCH, EMPTY),
+    "a method of a string": inserted("x", "call_method", "split", {"tuple": ["a b"]}, EMPTY),
+    "a method that saves": inserted("x", "call_method", "numpy", BATCH, EMPTY),
+    "an attribute of the class": inserted("x", "get_attr", "__class__.__init__", NONE, EMPTY),
+    "forward as an attribute": inserted("x", "get_attr", "forward", NONE, EMPTY),
+    "_modules as an attribute": inserted("x", "get_attr", "_modules", NONE, EMPTY),
+    "an attribute with code": inserted("x", "get_attr", f'a"), {MARK}, ("', NONE, EMPTY),
+    "a layer named forward": moved("forward"),
+    "a layer named _modules": moved("_modules"),
+    "a layer named __class__": moved("__class__"),
+    "a layer below __class__": moved("__class__.__init__"),
+    "a layer named state_dict": moved("tables.state_dict"),
+    "a layer that hides its origin": moved("torchleap_graph"),
+    "another layer": layer("Module", {}),
+    "a layer of another module": layer("torch.hub.load", {}),
+    "a layer with a Tensor's setting": layer("Embedding", {"num_embeddings": 4, "embedding_dim": 4, "_weight": [1.0]}),
+    "a layer on another device": layer("Linear", {"in_features": 4, "out_features": 4, "device": "cpu"}),
+    "a layer with text for a number": layer("Linear", {"in_features": "4", "out_features": 4}),
+    "a layer with a boolean for a number": layer("Linear", {"in_features": True, "out_features": 4}),
+    "an enormous layer": layer("Linear", {"in_features": 1 << 62, "out_features": 1 << 62, "bias": True}),
+    "an identity with arguments": layer("Identity", {"args": [1]}),
+    "weights of another shape": layer("Linear", {"in_features": 7, "out_features": 3, "bias": True}),
+    "a dtype that is a function": inserted("x", "call_method", "to", {"tuple": [{"node": "batch"}, {"dtype": "load"}]}, EMPTY),
+    "a dtype that is a module": inserted("x", "call_method", "to", {"tuple": [{"node": "batch"}, {"dtype": "_dynamo"}]}, EMPTY),
+    "a number that is text": inserted("x", "call_method", "to", {"tuple": [{"node": "batch"}, {"float": "1e999x"}]}, EMPTY),
+    "an enormous number": inserted("x", "call_method", "size", {"tuple": [{"node": "batch"}, 10**4000]}, EMPTY),
+    "a later node": swapped,
+    "itself": inserted("x", "call_method", "size", {"tuple": [{"node": "x"}]}, EMPTY),
+    "an unknown kind of value": inserted("x", "call_method", "size", {"eval": MARK}, EMPTY),
+    "an unknown operation": inserted("x", "exec", MARK, NONE, EMPTY),
+    "a target that is a list": inserted("x", "call_function", ["os", "system"], NONE, EMPTY),
+    "an output in the middle": inserted("x", "output", "output", BATCH, EMPTY),
+    "no output": lambda content: content["graph"]["nodes"].pop(),
+    "lists in lists": deep,
+    "aliases that are no text": lambda content: content.update(aliases={"deep.0.weight": ["x"]}),
+    "a tensor named like a method": lambda content: content.update(aliases={"deep.0.forward": "deep.0.weight"}),
+    "a tensor named __dict__": lambda content: content.update(aliases={"deep.__dict__": "deep.0.weight"}),
+    "a dict with a node as its key": inserted("x", "call_method", "size", {"tuple": [{"dict": [[{"node": "batch"}, 1]]}]}, EMPTY),
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_hostile_manifest_runs_nothing(name, copy, monkeypatch):
+    folder, batch = copy
+    monkeypatch.chdir(folder)
+    spoil(folder, HOSTILE[name])
+    with watched() as seen, pytest.raises(tl.SurgeryError) as problem:
+        tl.export.load(folder)(batch)
+    assert seen == []
+    assert not (folder / "MARK").exists()
+    assert "\n" not in str(problem.value)
+
+
+def test_a_model_with_code_in_its_name_is_only_called_so(copy, monkeypatch):
+    folder, batch = copy
+    monkeypatch.chdir(folder)
+    spoil(folder, lambda content: content.update(model=f"X(nn.Module): {MARK}\nclass Y"))
+    with watched() as seen:
+        model = tl.export.load(folder)
+        model(batch)
+    assert type(model).__name__ == "Pruned"
+    assert (seen, (folder / "MARK").exists()) == ([], False)
+
+
+def test_a_good_folder_is_loaded_and_called_without_compiling_anything(copy):
+    folder, batch = copy
+    with watched() as seen:
+        model = tl.export.load(folder)
+        model(batch)
+        model(batch=batch)
+    assert seen == []
+    assert not isinstance(model, fx.GraphModule)
+
+
+def test_the_watch_sees_what_a_hostile_file_could_do(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    graph = fx.Graph()
+    x = graph.placeholder("x")
+    total = graph.call_function(torch.sum, (x,), {f"**({MARK} or {{}})) if (_:=1) else dict(x": 1})
+    graph.output(total)
+    with watched() as seen:
+        fx.GraphModule(nn.Module(), graph)(torch.ones(2))  # what load() did before
+    assert (tmp_path / "MARK").exists()
+    assert any(event.startswith("compile") for event in seen)
+    assert any(event.startswith("open") and "MARK" in event for event in seen)
+    with watched() as seen:
+        os.system("true")
+    assert any(event.startswith("os.system") for event in seen)
+    with watched() as seen:
+        subprocess.run([sys.executable, "-c", ""], check=True)
+    assert any(event.startswith("subprocess.Popen") for event in seen)
+    with watched(tmp_path) as seen:
+        (tmp_path / "allowed").write_text("")
+    assert seen == []
+
+
+@pytest.mark.parametrize("file", ["manifest.json", "model.safetensors"])
+def test_a_pipe_in_the_place_of_a_file_is_not_waited_for(file, copy):
+    (copy[0] / file).unlink()
+    os.mkfifo(copy[0] / file)
+    with pytest.raises(tl.SurgeryError):
+        tl.export.load(copy[0])
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        {"deep.0.weight": {"dtype": "F32", "shape": [1 << 40, 1 << 40], "data_offsets": [0, 4]}},
+        {"deep.0.weight": {"dtype": "F32", "shape": [1], "data_offsets": [1 << 50, (1 << 50) + 4]}},
+        {"deep.0.weight": {"dtype": "pickle", "shape": [1], "data_offsets": [0, 4]}},
+        {"__metadata__": {"format": "pickle"}, "__class__": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}},
+    ],
+    ids=["enormous", "outside", "of no dtype", "of a dunder name"],
+)
+def test_hostile_weights_are_refused(header, copy):
+    folder, batch = copy
+    text = json.dumps(header).encode()
+    weights = len(text).to_bytes(8, "little") + text + bytes(4)
+    (folder / "model.safetensors").write_bytes(weights)
+    spoil(
+        folder,
+        lambda content: content.update(weights={"bytes": len(weights), "sha256": files._digest(folder / "model.safetensors")}),
+    )
+    with watched() as seen, pytest.raises(tl.SurgeryError):
+        tl.export.load(folder)(batch)
+    assert seen == []
