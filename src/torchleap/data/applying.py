@@ -190,7 +190,7 @@ class Encoding:
         size = max(1, min(BLOCK, AT_ONCE // (4 * sum(column.slots for column in self.columns))))
         with ThreadPoolExecutor(torch.get_num_threads()) as pool:
             try:
-                for block in source.frame.collect_batches(chunk_size=size):
+                for block in source.blocks(source.names(), size):
                     with self._lock:
                         batch = self._batch(source, schema, block, start, pool)
                     start += len(block)

@@ -230,10 +230,11 @@ def census_income(path: str | os.PathLike[str], *, width: int | None = None, **o
 def _cut(source: Source, share: float) -> tuple[Source, Source]:
     """The first rows and the last ones of a source."""
     first = int(source.count() * share)
-    head, tail = source.changed(lambda frame: frame.head(first)), source.changed(lambda frame: frame.slice(first))
+    both = replace(source, with_numbers=None, parts=None)
+    before = source.lines_before + first
     return (
-        replace(head, name=f"{source.name} (first rows)"),
-        replace(tail, name=f"{source.name} (last rows)", lines_before=source.lines_before + first),
+        replace(both, name=f"{source.name} (first rows)", frame=source.frame.head(first)),
+        replace(both, name=f"{source.name} (last rows)", frame=source.frame.slice(first), lines_before=before),
     )
 
 

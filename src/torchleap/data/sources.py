@@ -7,6 +7,7 @@ import io
 import itertools
 import os
 import re
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,6 +17,7 @@ import numpy as np
 import polars as pl
 
 from ..errors import DataError
+from .arrow import DAMAGES, Parts, scan
 
 PARQUET = (".parquet", ".pq")
 ARROW = (".arrow", ".ipc", ".feather")
@@ -37,6 +39,7 @@ class Source:
         root: The folder above which the names of folders mean nothing.
         lines_before: Lines of a CSV file before its first row.
         with_numbers: The same rows with some columns parsed as numbers, which is faster than as text; fails on other text.
+        parts: The same rows as several frames, where polars does not itself read them some at a time.
     """
 
     name: str
@@ -47,12 +50,13 @@ class Source:
     separator: str = ","
     with_numbers: Callable[[Sequence[str]], pl.LazyFrame] | None = None
     root: Path | None = None
+    parts: Parts | None = None
 
     def schema(self) -> pl.Schema:
         """The names and types of its columns."""
         try:
             return self.frame.collect_schema()
-        except (pl.exceptions.PolarsError, OSError) as error:
+        except DAMAGES as error:
             raise explained(error, self) from error
 
     def names(self) -> list[str]:
@@ -70,19 +74,25 @@ class Source:
     def _collected(self, frame: pl.LazyFrame) -> pl.DataFrame:
         try:
             return frame.collect()
-        except (pl.exceptions.PolarsError, OSError) as error:
+        except DAMAGES as error:
             raise explained(error, self) from error
 
-    def blocks(self, names: Sequence[str]) -> Iterator[pl.DataFrame]:
-        """These columns of all rows, in order, some rows at a time."""
+    def blocks(self, names: Sequence[str], size: int = BLOCK) -> Iterator[pl.DataFrame]:
+        """Yield these columns of all rows, in order, at most `size` rows at a time."""
         try:
-            yield from self.frame.select(names).collect_batches(chunk_size=BLOCK)
-        except (pl.exceptions.PolarsError, OSError) as error:
+            if self.parts is None:
+                yield from self.frame.select(names).collect_batches(chunk_size=size)
+                return
+            for part in self.parts():
+                yield from part.select(names).collect().iter_slices(size)
+        except DAMAGES as error:
             raise explained(error, self) from error
 
     def changed(self, change: Callable[[pl.LazyFrame], pl.LazyFrame]) -> "Source":
         """The same source with something done to its columns."""
-        return replace(self, frame=change(self.frame), with_numbers=None)
+        parts = self.parts
+        changed = None if parts is None else lambda: map(change, parts())
+        return replace(self, frame=change(self.frame), with_numbers=None, parts=changed)
 
     def row(self, number: int) -> str:
         """How to call a row, counted from 0, in a message."""
@@ -163,10 +173,8 @@ def _open_path(path: Path, separator: str | None, names: Sequence[str] | None) -
     (suffix,) = suffixes
     if empty:
         raise DataError(f"{path} is empty.")
-    if suffix in PARQUET:
-        return Source(str(path), _scan_parquet(root, files), files=files, root=root)
-    if suffix in ARROW:
-        return Source(str(path), pl.scan_ipc(list(files), glob=False), files=files, root=root)
+    if suffix in (*PARQUET, *ARROW):
+        return _open_arrow(path, root, files, partitioned=suffix in PARQUET)
     return replace(_open_csv(path, files, separator, names), root=root)
 
 
@@ -202,25 +210,18 @@ def _suffix(file: Path) -> str:
     return next((suffix for suffix in reversed(suffixes) if suffix not in PACKED), "") or ".csv"
 
 
-def _scan_parquet(root: Path, files: tuple[Path, ...]) -> pl.LazyFrame:
-    """The files as one frame, with a column for each folder NAME=VALUE below the root."""
-    below = {key for file in files for key in _keys(file.relative_to(root).parent)}
-    frame = pl.scan_parquet(list(files), hive_partitioning=bool(below), glob=False)
-    if not below:
-        return frame
-    above = set(_keys(root)) - below  # which polars takes for columns as well
+def _open_arrow(path: Path, root: Path, files: tuple[Path, ...], *, partitioned: bool) -> Source:
+    """Open Parquet or Arrow files; of Parquet, each folder NAME=VALUE below the root is a column."""
+    keys = [_keys(file.relative_to(root).parent) if partitioned else {} for file in files]
     try:
-        twice = (below | above) & set(pl.read_parquet_schema(files[0]))
-    except (pl.exceptions.PolarsError, OSError) as error:
+        frame, parts = scan(files, keys)
+    except DAMAGES as error:
         raise explained(error, Source(str(files[0]), pl.LazyFrame())) from error
-    if twice:
-        name = min(twice)
-        raise DataError(f"{files[0]}: {name!r} is a column of the file and also a folder {name}=.... Rename one of them.")
-    return frame.drop(above)
+    return Source(str(path), frame, files=files, root=root, parts=parts)
 
 
-def _keys(folder: Path) -> list[str]:
-    return [part.split("=")[0] for part in folder.parts if "=" in part]
+def _keys(folder: Path) -> dict[str, str]:
+    return dict(part.split("=", 1) for part in folder.parts if "=" in part)
 
 
 def _open_csv(path: Path, files: tuple[Path, ...], separator: str | None, names: Sequence[str] | None) -> Source:
@@ -265,7 +266,7 @@ def _first_lines(file: Path) -> str:
             truncate_ragged_lines=True,
             glob=False,
         )
-    except (pl.exceptions.PolarsError, OSError) as error:
+    except DAMAGES as error:
         raise explained(error, Source(str(file), pl.LazyFrame(), True, (file,))) from error
     texts = [(text or "").rstrip("\r") for text in (lines.to_series(0).to_list() if lines.width else [])]
     return "\n".join(itertools.dropwhile(lambda text: not text, texts))
@@ -305,7 +306,7 @@ def _bad_line(file: Path, separator: str) -> str:
                     expected = columns
                 elif columns > expected and b'"' not in line:
                     return f"line {number}: expected {expected} columns, but found {columns}."
-    except (OSError, EOFError) as error:
+    except (OSError, EOFError, zlib.error) as error:
         return f"which cannot be read to its end ({error}). Is it whole?"
     return ""
 
@@ -328,7 +329,7 @@ def _line_of(file: Path, record: int, separator: str) -> int:
                     return before + 1
                 record -= begun
                 before = records.line_num
-    except (OSError, EOFError, ValueError, csv.Error):
+    except (OSError, EOFError, ValueError, csv.Error, zlib.error):
         pass
     return 0
 
