@@ -73,8 +73,8 @@ def _timeout() -> float:
         seconds = float(given)
     except ValueError:
         seconds = 0.0
-    if not (is_number(seconds) and 0 < seconds < float("inf")):
-        raise TorchleapError(f"{TIMEOUT} must be a number of seconds above 0, but is {given!r}.")
+    if not (is_number(seconds) and 0 < seconds < 1e9):
+        raise TorchleapError(f"{TIMEOUT} must be a number of seconds above 0 and below 1e9, but is {given!r}.")
     return seconds
 
 

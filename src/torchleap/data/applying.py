@@ -196,7 +196,7 @@ class Encoding:
                     start += len(block)
                     progress("reading", start, max(start, expected))
                     yield batch
-            except (pl.exceptions.PolarsError, OSError) as error:
+            except pl.exceptions.PolarsError as error:
                 raise explained(error, source) from error
 
     def _batch(self, source: Source, schema: pl.Schema, block: pl.DataFrame, start: int, pool: ThreadPoolExecutor) -> Batch:

@@ -5,12 +5,14 @@ native widths. Vocabularies come from train rows alone, where the benchmarks tak
 """
 
 import io
+import lzma
 import os
 import shutil
-import tempfile
+import struct
 import urllib.error
 import urllib.request
 import zipfile
+import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from hashlib import md5
@@ -20,6 +22,7 @@ from typing import Any, TypedDict, Unpack
 import polars as pl
 
 from ..errors import DataError, nearest
+from ..text import first_line, make_folder, replace_file
 from . import splits
 from .encoding import Progress
 from .reading import read_sources
@@ -50,6 +53,11 @@ _WHERE = {
 }
 _MOVIELENS_AT = "https://files.grouplens.org/datasets/movielens/ml-1m.zip"
 _MOVIELENS_MD5 = "c4d9eecfca2ab87c1945afe126590906"
+_LARGEST = 1 << 28  # bytes of a file of MovieLens; the largest one has 25 MB
+_DAMAGES = (  # whatever zipfile raises on a damaged archive, or one that is packed in another way, or encrypted
+    *(OSError, KeyError, ValueError, EOFError, NotImplementedError, RuntimeError, struct.error, zipfile.BadZipFile),
+    *(zlib.error, lzma.LZMAError, pl.exceptions.PolarsError),
+)
 
 
 class Options(TypedDict, total=False):
@@ -159,18 +167,23 @@ def _movielens(archive: Path) -> pl.DataFrame:
 
 def _double_colons(archive: Path, name: str, columns: list[str]) -> pl.DataFrame:
     try:
-        if archive.suffix == ".zip":
-            with zipfile.ZipFile(archive) as packed:
-                content = packed.read(f"ml-1m/{name}.dat")
-        else:
-            content = (archive.parent / f"{name}.dat").read_bytes()
+        content = _content(archive, name)
         text = content.decode("latin-1").replace("::", "\x1f")
         schema = dict.fromkeys(columns, pl.String())
         return pl.read_csv(io.StringIO(text), separator="\x1f", has_header=False, schema=schema, quote_char=None)
-    except (OSError, KeyError, zipfile.BadZipFile, pl.exceptions.PolarsError) as error:
-        raise DataError(
-            f"{archive} is no whole MovieLens-1M: {name}.dat cannot be read ({str(error).splitlines()[0]})."
-        ) from error
+    except _DAMAGES as error:
+        reason = first_line(error)
+        raise DataError(f"{archive} is not a complete MovieLens-1M: {name}.dat cannot be read ({reason}).") from error
+
+
+def _content(archive: Path, name: str) -> bytes:
+    if archive.suffix != ".zip":
+        return (archive.parent / f"{name}.dat").read_bytes()
+    with zipfile.ZipFile(archive) as packed, packed.open(f"ml-1m/{name}.dat") as file:
+        content = file.read(_LARGEST + 1)
+    if len(content) > _LARGEST:
+        raise OSError(f"it unpacks to more than {_LARGEST / 1e6:.0f} MB")
+    return content
 
 
 def aliccp(path: str | os.PathLike[str], *, width: int = WIDTH, **options: Unpack[Options]) -> Task:
@@ -303,18 +316,13 @@ def download(
         raise DataError(f"{name} may not be fetched for you. It is {_WHERE[name]} into {folder}.")
     if target.exists() and _md5(target) == checksum:
         return target
-    target.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
-    os.close(handle)
-    try:
-        _fetch(address, Path(temporary), progress or (lambda *_: None))
-        found = _md5(Path(temporary))
+    make_folder(target.parent)
+    with replace_file(target) as temporary:
+        _fetch(address, temporary, progress or (lambda *_: None))
+        found = _md5(temporary)
         if found != checksum:
             raise DataError(f"{address} has changed or came damaged: expected the MD5 {checksum}, but found {found}. Try again.")
-        Path(temporary).chmod(0o644)
-        return Path(temporary).replace(target)
-    finally:
-        Path(temporary).unlink(missing_ok=True)
+    return target
 
 
 def _fetch(address: str, target: Path, progress: Progress) -> None:

@@ -17,6 +17,7 @@ import numpy as np
 import polars as pl
 
 from ..errors import DataError
+from ..text import first_line
 from .arrow import DAMAGES, Parts, scan
 
 PARQUET = (".parquet", ".pq")
@@ -26,6 +27,7 @@ PACKED = (".gz", ".zst")
 BLOCK = 1 << 17  # rows that are read at once
 COUNTED = 2_000_000  # rows up to which it is worth while to look for the line of a row
 ENCODED = "task.json"  # what marks a folder as our own cache
+MOST_ROWS = 1 << 31  # of a frame; polars counts with 32 bits
 PIECE = 1 << 22  # bytes whose separators are counted together
 
 
@@ -65,7 +67,7 @@ class Source:
 
     def head(self, rows: int) -> pl.DataFrame:
         """The first rows."""
-        return self._collected(self.frame.head(rows))
+        return self._collected(self.frame.head(min(rows, MOST_ROWS)))
 
     def count(self) -> int:
         """How many rows it has."""
@@ -274,7 +276,7 @@ def _first_lines(file: Path) -> str:
 
 def explained(error: Exception, source: Source) -> DataError:
     """What polars found wrong with a source, in one sentence, with the line where that can be found out."""
-    message = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+    message = first_line(error)
     if isinstance(error, pl.exceptions.NoDataError):
         return DataError(f"{source.name} is empty.")
     if source.text:
@@ -283,7 +285,7 @@ def explained(error: Exception, source: Source) -> DataError:
             if found:
                 return DataError(f"{file}, {found}")
     cure = "Is the file whole, and what its ending says?"
-    return DataError(f"{source.name} cannot be read: {message.rstrip('.')}. {cure}")
+    return DataError(f"{source.name} cannot be read: {message}. {cure}")
 
 
 def _bad_line(file: Path, separator: str) -> str:
