@@ -1,5 +1,6 @@
 """Damage: what happens to the bytes of a file, repeatable by a seed."""
 
+import itertools
 import random
 import re
 
@@ -11,8 +12,15 @@ NASTY = (
 
 
 def damaged(content: bytes, seed: int) -> bytes:
-    """Return the content with one or a few damages."""
-    rng = random.Random(seed)
+    """Return other content: the given one with one or a few damages."""
+    for attempt in itertools.count():
+        found = _damaged(content, random.Random(f"{seed} {attempt}"))
+        if found != content:
+            return found
+    raise AssertionError
+
+
+def _damaged(content: bytes, rng: random.Random) -> bytes:
     if _is_text(content) and rng.random() < 0.5:
         return _other_value(content, rng)
     for _ in range(rng.choice((1, 1, 1, 2, 4, 16))):

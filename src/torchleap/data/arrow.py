@@ -83,7 +83,7 @@ def _reads(file: Path, values: pl.DataFrame, types: pl.Schema) -> Iterator[Read]
             for batch in batches(numbers, stored):
                 batch.validate(full=True)
                 block = _as_frame(batch)
-                beside = [pl.lit(value).alias(value.name) for value in values]
+                beside = [pl.lit(value).first().alias(value.name) for value in values]
                 yield block.with_columns(beside).select(wanted)
 
         step = max(1, groups * PART // max(1, file.stat().st_size))

@@ -28,7 +28,7 @@ def _is_finite(value: Any) -> bool:
 
 
 def _is_pair(value: Any) -> bool:
-    return isinstance(value, list | tuple) and len(value) == 2 and all(map(_is_finite, value))
+    return isinstance(value, list | tuple) and len(value) == 2 and all(item is None or _is_finite(item) for item in value)
 
 
 TEXT = Kind("text", lambda value: isinstance(value, str))
@@ -56,7 +56,7 @@ SHAPES: dict[str, dict[str, Any]] = {
         "model": TEXT,
         "model_settings": Each(ANY),
         "training": Each(ANY),
-        "rule": Each(NUMBER),
+        "rule": Each(ANY),
         "fields": [_FIELD],
         "trajectories": {"steps": [NUMBER], "gates": Each([NUMBER])},
         "history": [Each(ANY)],
