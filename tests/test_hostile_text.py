@@ -29,12 +29,12 @@ NASTY = {
 
 @pytest.mark.parametrize("value", NASTY, ids=[name[:9] for name in NASTY])
 def test_a_selection_a_report_and_a_store_refuse_values_that_json_should_not_have(tmp_path, value):
-    selection = select(FIELDS, {"age": 0.75, "zip": 0.1}).to_json()
+    selection = select(FIELDS, {"age": 123.75, "zip": 0.1}).to_json()
     record = select_record(6, steps=4)
-    record["seed"] = 0.75
+    record["seed"] = 123.75
     for content, load in ((selection, tl.Selection.load), (record, tl.Report.load)):
         path = tmp_path / "file.json"
-        path.write_text(json.dumps(content).replace("0.75", value))
+        path.write_text(json.dumps(content).replace("123.75", value))
         with pytest.raises(TorchleapError, match=f"file.json is not a .*: expected JSON, but .*{NASTY[value]}"):
             load(path)
     (tmp_path / "trials.jsonl").write_text(f'{{"key": "a", "result": {value}}}\n')
