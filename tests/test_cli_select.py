@@ -248,7 +248,7 @@ def refused(capsys, *words):
         (["--cost", "itm=1"], "There is no field 'itm'. Did you mean 'item'?"),
         (["--drop", "itm"], "There is no column 'itm'. Did you mean 'item'?"),
         (["--group", "usr"], "There is no column 'usr' for group=. Did you mean 'user'"),
-        (["--seed", "-1"], "seed must be a whole number of at least 0"),
+        (["--seed", "-1"], "seed must be a whole number from 0 to 4,294,967,295, but is -1"),
         (["--lr", "0"], "lr must be a number above 0"),
         (["--time-limit", "0"], "time_limit must be a number above 0"),
         (["--batch", "5000"], "at least one batch of 5,000 train rows, but found 1,920 rows."),

@@ -177,7 +177,7 @@ def broken(change):
         (broken(lambda c: c.update(format=2)), "format 1, but found 2"),
         (broken(lambda c: c.update(format=True)), "format 1, but found True"),
         (broken(lambda c: c.update(method=3)), "values of other types"),
-        (broken(lambda c: c["fields"][0].update(score=float("nan"))), "finite number as score"),
+        (broken(lambda c: c["fields"][0].update(score=float("nan"))), "found NaN, which is not a number"),
         (broken(lambda c: c["fields"][0].update(protected="no")), "protected of 'user_id' must be True or False"),
         (broken(lambda c: c["fields"][0].update(name=["a"])), "non-empty string"),
         (broken(lambda c: c["fields"][0].update(group=["a"])), "group of 'user_id'"),

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Self
 from .errors import TorchleapError
 from .plugin import attached
 from .sites import sites_of
-from .text import plural, write_whole
+from .text import append, make_folder, plural, write_whole
 from .train import Hook, Run
 
 if TYPE_CHECKING:
@@ -178,7 +178,7 @@ class HistoryFile(Watcher):
 
     def at_start(self, run: Run) -> None:
         """Write what the checkpoint knows: looks of a killed run that came after it will come again."""
-        self._path.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(self._path.parent)
         self._write(run)
 
     def after_look(self, run: Run, record: Record) -> None:
@@ -186,8 +186,7 @@ class HistoryFile(Watcher):
         if self._path.suffix == ".csv" and not record.keys() <= set(self._columns):
             self._write(run)  # with a new header
             return
-        with self._path.open("a", encoding="utf-8", newline="") as file:
-            file.write(self._lines([record]))
+        append(self._path, self._lines([record]).encode())
 
     def at_end(self, run: Run) -> None:
         """Write all again, with what later hooks added to the records."""

@@ -33,6 +33,10 @@ class MetricError(TorchleapError):
     """A metric is not defined on this input."""
 
 
+class WriteError(TorchleapError, OSError):
+    """A file cannot be written: no space is left, or the place does not allow it."""
+
+
 def nearest(name: str, known: Iterable[str]) -> str:
     """Say which known names resemble `name`.
 
@@ -57,6 +61,11 @@ def refuse_settings(expected: Mapping[str, bool]) -> None:
 def is_number(value: object) -> bool:
     """Whether it is a real number, numpy's included; True and False are not."""
     return isinstance(value, Real) and not isinstance(value, bool)
+
+
+def is_seed(value: object) -> bool:
+    """Whether every random generator takes it: scikit-learn's want 32 bits."""
+    return isinstance(value, Integral) and is_whole(value) and 0 <= int(value) < 1 << 32
 
 
 def is_whole(value: object) -> bool:

@@ -3,7 +3,7 @@
 import gc
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import Any, TypeVar
 
@@ -14,6 +14,7 @@ from torch import Tensor
 from .errors import TorchleapError, is_number
 
 TIMEOUT = "TORCHLEAP_TIMEOUT"  # seconds, in the environment, which torchrun hands on to every rank
+AGAIN = "Start the job again."
 Value = TypeVar("Value")
 
 
@@ -49,9 +50,15 @@ def joined(timeout: float | None = None) -> Iterator[None]:
     seconds = _timeout() if timeout is None else timeout
     device = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
     backend = "gloo" if device is None else f"cpu:gloo,{device.type}:{dist.get_default_backend_for_device(device)}"
-    dist.init_process_group(backend, timeout=timedelta(seconds=seconds))
     try:
-        yield
+        dist.init_process_group(backend, timeout=timedelta(seconds=seconds))
+    except (RuntimeError, dist.DistError) as error:
+        raise RankError(
+            f"The ranks of the job did not find each other within {seconds:g} s: {_reason(error)}. {AGAIN}"
+        ) from error
+    try:
+        with explained():
+            yield
     except Exception as error:
         error.add_note(f"on rank {rank()} of {count()}")
         raise
@@ -73,21 +80,32 @@ def _timeout() -> float:
         seconds = float(given)
     except ValueError:
         seconds = 0.0
-    if not (is_number(seconds) and 0 < seconds < float("inf")):
-        raise TorchleapError(f"{TIMEOUT} must be a number of seconds above 0, but is {given!r}.")
+    if not (is_number(seconds) and 0 < seconds < 1e9):
+        raise TorchleapError(f"{TIMEOUT} must be a number of seconds above 0 and below 1e9, but is {given!r}.")
     return seconds
 
 
 @contextmanager
-def explained(cure: str = "Start the job again.") -> Iterator[None]:
-    """Tell in one sentence that another rank is gone, and what to do."""
+def explained(cure: str = AGAIN) -> Iterator[None]:
+    """Raise a RankError if another rank is gone: one sentence, and what to do.
+
+    All that ranks send each other goes through it. What is sent knows no better cure than to start again; a training around
+    it names the checkpoint.
+    """
     try:
         yield
+    except RankError as error:
+        if cure == AGAIN or not str(error).endswith(AGAIN):
+            raise
+        raise RankError(str(error).removesuffix(AGAIN) + cure) from error.__cause__
     except (RuntimeError, dist.DistError) as error:
         if count() == 1 or not is_of_another_rank(error):
             raise
-        reason = str(error).strip().splitlines()[0]
-        raise RankError(f"Rank {rank()} of {count()} has lost another one: {reason} {cure}") from error
+        raise RankError(f"Rank {rank()} of {count()} has lost another one: {_reason(error)} {cure}") from error
+
+
+def _reason(error: BaseException) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
 def is_of_another_rank(error: Exception) -> bool:
@@ -101,7 +119,8 @@ def is_of_another_rank(error: Exception) -> bool:
 def total(tensor: Tensor, group: Any = None) -> Tensor:
     """The sum over all ranks, in place."""
     if count(group) > 1:
-        dist.all_reduce(tensor, group=group)
+        with explained():
+            dist.all_reduce(tensor, group=group)
     return tensor
 
 
@@ -113,7 +132,8 @@ def average(tensor: Tensor, group: Any = None) -> Tensor:
 def share(tensor: Tensor, group: Any = None) -> Tensor:
     """What the first rank has, in place."""
     if count(group) > 1:
-        dist.broadcast(tensor, group_src=0, group=group)
+        with explained():
+            dist.broadcast(tensor, group_src=0, group=group)
     return tensor
 
 
@@ -122,7 +142,8 @@ def from_first(value: Value) -> Value:
     if count() == 1:
         return value
     told = [value]
-    dist.broadcast_object_list(told, src=0)
+    with explained():
+        dist.broadcast_object_list(told, src=0)
     return told[0]
 
 
@@ -131,18 +152,23 @@ def gathered(tensor: Tensor) -> list[Tensor]:
     if count() == 1:
         return [tensor]
     sizes = [torch.zeros(1, dtype=torch.int64, device=tensor.device) for _ in range(count())]
-    dist.all_gather(sizes, torch.tensor([len(tensor)], device=tensor.device))
+    with explained():
+        dist.all_gather(sizes, torch.tensor([len(tensor)], device=tensor.device))
     longest = max(int(size) for size in sizes)
     padded = tensor.new_zeros(longest, *tensor.shape[1:])
     padded[: len(tensor)] = tensor
     found = [torch.empty_like(padded) for _ in sizes]
-    dist.all_gather(found, padded)
+    with explained():
+        dist.all_gather(found, padded)
     return [one[: int(size)] for one, size in zip(found, sizes, strict=True)]
 
 
 def whole(tensor: Tensor) -> Tensor:
     """A tensor in one piece; of one that is sharded over ranks (a DTensor), all of them have to ask."""
-    gathered: Tensor = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+    if not hasattr(tensor, "full_tensor"):
+        return tensor
+    with explained():
+        gathered: Tensor = tensor.full_tensor()
     return gathered
 
 
@@ -159,7 +185,8 @@ def sharded(tensor: Tensor, like: Any) -> Tensor:
     from torch.distributed.tensor import DTensor, Replicate
 
     everywhere = [Replicate()] * like.device_mesh.ndim
-    return DTensor.from_local(tensor, like.device_mesh, everywhere, run_check=False).redistribute(placements=like.placements)
+    with explained():
+        return DTensor.from_local(tensor, like.device_mesh, everywhere, run_check=False).redistribute(placements=like.placements)
 
 
 def sharded_state(state: dict[str, Any], parameters: Sequence[Tensor]) -> dict[str, Any]:
@@ -180,7 +207,8 @@ def sharded_state(state: dict[str, Any], parameters: Sequence[Tensor]) -> dict[s
 def meet() -> None:
     """Wait for all ranks."""
     if count() > 1:
-        dist.barrier()
+        with explained():
+            dist.barrier()
 
 
 @contextmanager
@@ -192,7 +220,8 @@ def first_before_others() -> Iterator[None]:
             yield
         except BaseException as error:
             problem = f"{type(error).__name__}: {error}"
-            from_first(problem)
+            with suppress(RankError):  # what happened first is what is raised
+                from_first(problem)
             raise
         from_first(problem)
         return

@@ -20,7 +20,7 @@ from .methods import named as method_named
 from .models import Backbone, build
 from .models import named as backbone_named
 from .selection import Selection, select
-from .text import write_whole
+from .text import make_folder, write_whole
 from .train import Hook, Run, Training, TrainingError, evaluate, fit
 
 FEW = 32  # rows of a batch at least: the statistics of fewer are noise
@@ -132,7 +132,7 @@ def _folder_for(method: Method, work: Search, *, keep: bool) -> Iterator[None]:
     note = work.checkpoints / "search.txt"
     with ranks.first_before_others():
         if ranks.is_first():
-            work.checkpoints.mkdir(parents=True, exist_ok=True)
+            make_folder(work.checkpoints)
             found = note.read_text(encoding="utf-8") if note.exists() else repr(method)
             if found != repr(method):
                 raise TrainingError(f"{work.checkpoints} is of another search: {found}, not {method!r}. Remove it to start anew.")

@@ -31,7 +31,7 @@ from .plugin import Plugin, attach, attached
 from .searching import RetrainResult, SearchResult, retrain, search, seeded
 from .selection import Selection, select
 from .serving import LAYOUT, refuse_others, save_served
-from .text import replace_file, replace_together, write_whole
+from .text import make_folder, replace_file, replace_together, write_whole
 from .train import Hook, Training, TrainingError, evaluate, fit, predict
 
 FORMAT = 1
@@ -199,7 +199,7 @@ class _Work:
         """Write what the checkpoints belong to; refuse those of another decision. Another rule only ends in another cut."""
         if self.folder is None:
             return
-        self.folder.mkdir(parents=True, exist_ok=True)
+        make_folder(self.folder)
         path, ours = self.folder / NOTE, self._settings()
         theirs, rule_before = _read_note(path) if path.exists() else (ours, None)
         other = [name for name in ours if theirs.get(name) != ours[name]]

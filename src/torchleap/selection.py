@@ -5,13 +5,12 @@ import math
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 from .errors import FieldError, SelectionError, is_number
 from .fields import Field, Fields
-from .text import plural, table, write_whole
+from .text import plural, read_json, table, write_whole
 
 FORMAT = 1
 _FIELD_KEYS = {"name", "width", "cost", "protected", "group"}
@@ -105,10 +104,7 @@ class Selection:
         Args:
             fields: Refuse the file unless it was made for these fields.
         """
-        try:
-            content = json.loads(Path(path).read_text(encoding="utf-8"))
-        except (json.JSONDecodeError, UnicodeDecodeError) as error:
-            raise SelectionError(f"{path} is not a selection: expected JSON, but {error}.") from error
+        content = read_json(path, "a selection", SelectionError)
         selection = cls._from_json(content, str(path))
         if fields is not None:
             _refuse_other_fields(selection.fields, fields, str(path))

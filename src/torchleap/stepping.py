@@ -18,7 +18,7 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from . import ranks
 from .data.task import Task
-from .errors import TorchleapError, is_number, is_whole, refuse_settings
+from .errors import TorchleapError, is_number, is_seed, is_whole, refuse_settings
 from .gates import LeAP
 from .lazy_adam import LazyAdam
 from .pacing import Pace
@@ -86,7 +86,7 @@ class Training:
             value = getattr(self, name)
             rules[f"{name} must be one of {', '.join(get_args(kinds))}, but is {value!r}"] = value in get_args(kinds)
         rules[f"warmup must be a whole number of at least 0, but is {self.warmup!r}"] = is_whole(self.warmup) and self.warmup >= 0
-        rules[f"seed must be a whole number, but is {self.seed!r}"] = is_whole(self.seed)
+        rules[f"seed must be a whole number from 0 to 4,294,967,295, but is {self.seed!r}"] = is_seed(self.seed)
         refuse_settings(rules)
 
 

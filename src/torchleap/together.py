@@ -76,10 +76,12 @@ class Together(nn.Module):
             statistics = mixed.statistics if bad is None else mixed.statistics + bad
             own = [statistics.flatten(), mixed.mean[part], mixed.mean.new_ones(1)]
             sent = rows * torch.cat([value.to(mean.dtype) for value in own])
-        asked = dist.all_reduce(sent, group=self.process_group, async_op=True)
+        with ranks.explained():
+            asked = dist.all_reduce(sent, group=self.process_group, async_op=True)
 
         def add() -> None:
-            asked.wait()
+            with ranks.explained():
+                asked.wait()
             mean_row = sent / sent[-1]
             found, means = mean_row[: 4 * len(steps)].view(4, -1), mean_row[4 * len(steps) : -1]
             # elsewhere it would stall the step: scores() asks

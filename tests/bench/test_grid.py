@@ -129,7 +129,7 @@ def test_a_word_may_stand_for_a_list_and_groups_for_their_members(load):
         ('data = ["census"]\ntraining = 3', "expected a table [training], but found training = "),
         ('data = ["census"]\nmethod = "leap"', "expected tables [method.SOME_NAME], but found method = 'leap'."),
         ("[set]\nrows = 3", "expected tables [set.SOME_NAME], but found set = {'rows': 3}."),
-        ("data = [", "grid.toml is no TOML: "),
+        ("data = [", "grid.toml is not TOML: "),
         ("", "expected at least one of data, but found none"),
         ('data = ["census", "census"]', "expected a name for each data set, but found one twice"),
         ('data = ["census"]\n[set.census]\npath = "x"', "expected a name for each data set, but found one twice"),
@@ -143,7 +143,7 @@ def test_a_mistake_in_a_file_is_told_with_the_nearest_name(load, text, told):
 
 def test_a_file_of_other_bytes_is_no_toml(tmp_path):
     (tmp_path / "grid.toml").write_bytes(b"\xff\xfe")
-    with pytest.raises(TorchleapError, match="is no TOML"):
+    with pytest.raises(TorchleapError, match="is not TOML"):
         Grid.load(tmp_path / "grid.toml")
 
 

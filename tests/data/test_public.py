@@ -84,7 +84,7 @@ def test_sets_of_several_files_want_their_folder(tmp_path):
 
 def test_a_damaged_movielens_is_refused(tmp_path):
     (tmp_path / "ml-1m.zip").write_bytes(b"PK not a zip")
-    with pytest.raises(tl.DataError, match="is no whole MovieLens-1M: ratings.dat cannot be read"):
+    with pytest.raises(tl.DataError, match="is not a complete MovieLens-1M: ratings.dat cannot be read"):
         tl.data.movielens_1m(tmp_path / "ml-1m.zip")
 
 

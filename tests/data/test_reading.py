@@ -315,7 +315,7 @@ def test_bad_settings_are_refused(tmp_path):
     (tmp_path / "bad.toml").write_text("[colums.age]\n")
     refuse("expected tables .columns.NAME. alone, but found colums", log(), columns=tmp_path / "bad.toml")
     (tmp_path / "bad.toml").write_text("[columns")
-    refuse("is no TOML", log(), columns=tmp_path / "bad.toml")
+    refuse("is not TOML", log(), columns=tmp_path / "bad.toml")
     refuse("a vector has no quantiles", log(), columns={"vector": {"scale": "quantile"}})
     refuse("is to be a list, but holds String. Name the separator", log(), columns={"user": "list"})
     refuse("is to be numeric, but holds Array", log(), columns={"vector": "numeric"})

@@ -213,7 +213,7 @@ def test_numbers_of_numpy_are_numbers():
 
 
 def test_settings_of_another_type_are_refused(tmp_path):
-    refuse("seed must be a whole number of at least 0, but is -1", log(), seed=-1)
+    refuse("seed must be a whole number from 0 to 4,294,967,295, but is -1", log(), seed=-1)
     for shares in ((0.5, float("nan"), 0.5), 0.8, None, (0.8, 0.2), ("a", "b", "c")):
         refuse("shares must be three numbers", log(), shares=shares)
     for given in (5, None, ["kind"]):

@@ -1,10 +1,8 @@
 """The grid of a benchmark: which data sets, methods, backbones, shares and seeds; from Python, options or a TOML file."""
 
 import os
-import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from pathlib import Path
 from typing import Any
 
 from ..errors import TorchleapError, is_number, is_whole, nearest, refuse_settings
@@ -12,6 +10,7 @@ from ..methods import METHODS, Method, Permutation
 from ..methods import named as method_named
 from ..models import MODELS, Backbone, benchmark
 from ..settings import with_settings
+from ..text import read_toml
 from ..train import Training
 from . import sets
 from .sets import DataSet, Recipe
@@ -76,10 +75,7 @@ class Grid:
         `data`, `methods` and `models` are lists of names; tables `[set.NAME]`, `[method.NAME]` and `[model.NAME]` add ones with
         settings of their own, where "none" stands for None; `[training]` holds settings of the training.
         """
-        try:
-            content = tomllib.loads(Path(path).read_text(encoding="utf-8"))
-        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-            raise TorchleapError(f"{path} is no TOML: {error}.") from error
+        content = read_toml(path)
         known = [entry.name for entry in fields(cls)] + ["set", "method", "model"]
         for key in content:
             if key not in known:

@@ -19,6 +19,7 @@ from ..plugin import Plugin
 from ..searching import RetrainResult, retrain
 from ..selecting import with_means
 from ..selection import Selection, select
+from ..text import make_folder
 from ..train import evaluate, fit
 from .grid import REFERENCE, Grid
 from .running import Runner
@@ -99,7 +100,7 @@ class RoiTrial(SearchTrial):
         if not self.method.asks_trained:
             return super().run(found, state)
         folder = state / "search"
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
         if not (folder / "0.pt").exists():
             os.link(shared.path, folder / "0.pt")
         result = super().run(found, state)
@@ -288,7 +289,7 @@ def roi(grid: Grid, runner: Runner, prunings: Prunings) -> list[Roi]:
 @contextmanager
 def _lock(path: Path) -> Iterator[None]:
     """One process at a time."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(path.parent)
     with Path(f"{path}.lock").open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield

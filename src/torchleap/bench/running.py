@@ -28,6 +28,7 @@ from .trials import Trial
 
 STORE = "trials.jsonl"
 STATE = "state"  # checkpoints of trials that are not finished
+MOST_THREADS = 1024
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "POLARS_MAX_THREADS")  # what libraries look at
 
 
@@ -75,7 +76,7 @@ class Runner:
         refuse_settings(
             {f"{n} must be a whole number of at least 1, but is {v!r}": is_whole(v) and v >= 1 for n, v in rules.items()}
         )
-        if jobs * threads > max(cores(), threads):
+        if jobs * threads > max(cores(), min(threads, MOST_THREADS)):
             raise TorchleapError(
                 f"{plural(jobs, 'job')} of {plural(threads, 'thread')} each are more than this machine's "
                 f"{plural(cores(), 'core')}. Give fewer jobs or threads."

@@ -17,6 +17,7 @@ from ..errors import TorchleapError, nearest
 from ..searching import suited_batch
 
 VARIABLE = "TORCHLEAP_DATA"
+MOST_SEEDS = 10_000
 Progress = Callable[[str, int, int], None]
 
 
@@ -76,6 +77,8 @@ def named(word: str) -> list[Recipe]:
     first, dash, last = seeds.partition("-")
     if not first.isdecimal() or (dash and not last.isdecimal()) or int(last or first) < int(first):
         raise TorchleapError(f"Expected a seed or seeds such as {kind}@3 or {kind}@0-9, but found {word!r}.")
+    if int(last or first) - int(first) >= MOST_SEEDS or int(last or first) >= 1 << 32:
+        raise TorchleapError(f"Expected at most {MOST_SEEDS:,} seeds below 4,294,967,296, but found {word[:60]!r}.")
     return [Recipe(f"{kind}@{seed}", kind, {"seed": seed}) for seed in range(int(first), int(last or first) + 1)]
 
 

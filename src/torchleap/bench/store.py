@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import TorchleapError
+from ..text import append, first_line, make_folder, parse_json, writing
 
 
 class Store:
@@ -44,8 +45,10 @@ class Store:
     @contextmanager
     def writing(self) -> Iterator[None]:
         """Hold the file, so that no other process writes to it; adding is for within this context."""
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        with self.path.open("ab") as file:
+        make_folder(self.path.parent)
+        with writing(self.path):
+            file = self.path.open("ab")
+        with file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError as error:
@@ -58,10 +61,7 @@ class Store:
     def add(self, key: str, record: Mapping[str, Any]) -> None:
         """Append a finished trial; it is on the disk when this returns."""
         line = json.dumps({"key": key, **record}, allow_nan=False) + "\n"
-        with self.path.open("a", encoding="utf-8") as file:
-            file.write(line)
-            file.flush()
-            os.fsync(file.fileno())
+        append(self.path, line.encode())
         self._records[key] = json.loads(line)
 
     def _read(self) -> None:
@@ -71,9 +71,10 @@ class Store:
                 if not line.endswith(b"\n"):
                     break  # a kill cut it short; it is written over
                 try:
-                    record = json.loads(line)
+                    record = parse_json(line)
                     self._records[record["key"]] = record
                 except (ValueError, KeyError, TypeError) as error:
-                    told = f"{self.path}, line {number} is damaged: {error!r}. Remove that line; its trial is then run again."
-                    raise TorchleapError(told) from error
+                    reason = f"{type(error).__name__}: {first_line(error)}"
+                    cure = "Remove that line; its trial is then run again"
+                    raise TorchleapError(f"{self.path}, line {number} is damaged: {reason}. {cure}.") from error
                 self._whole += len(line)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import TorchleapError, is_number, is_whole
-from ..text import table, write_whole
+from ..text import make_folder, table, write_whole
 from .statistics import Mean
 
 Cell = str | float | int | None
@@ -131,7 +131,7 @@ def over_seeds(seeds: int) -> str:
 
 def write_tables(tables: Sequence[Table], folder: Path, name: str) -> None:
     """Write the tables below each other to NAME.txt, NAME.md and NAME.tex; the folder is made where it is missing."""
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     write_whole(folder / f"{name}.txt", "\n\n\n".join(each.text() for each in tables) + "\n")
     write_whole(folder / f"{name}.md", "\n\n".join(each.markdown() for each in tables) + "\n")
     write_whole(folder / f"{name}.tex", "\n\n".join(["% \\usepackage{booktabs}", *(each.latex() for each in tables)]) + "\n")

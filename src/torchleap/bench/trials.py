@@ -11,7 +11,7 @@ from ..methods import Method
 from ..models import Backbone
 from ..searching import retrain, search
 from ..selecting import trajectories
-from ..text import plural
+from ..text import make_folder, plural
 from ..train import Training
 from .sets import DataSet, Recipe
 
@@ -86,7 +86,7 @@ class RetrainTrial(Trial):
     def run(self, found: DataSet, state: Path) -> dict[str, Any]:
         """Train, and measure on the validation and the test rows."""
         task = found.task if self.kept is None else found.task.only(self.kept)
-        state.mkdir(parents=True, exist_ok=True)
+        make_folder(state)
         result = retrain(task, model=self.model, training=self.training, seed=self.training.seed, checkpoint=state / "retrain.pt")
         return {"metrics": result.metrics, "seconds": result.seconds, "looks": len(result.run.history)}
 

@@ -9,10 +9,12 @@ import os
 import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
+from functools import wraps
 from importlib.metadata import version
-from typing import Annotated
+from math import isfinite
+from typing import Annotated, Any
 
-from ..errors import TorchleapError
+from ..errors import TorchleapError, is_whole
 
 _MISSING: str | None = None  # the package that the command line lacks
 try:
@@ -22,6 +24,7 @@ except ImportError as error:
     _MISSING = error.name
 
 GLOBAL = ("--quiet", "--debug")  # understood at any place, also behind the command
+LARGEST = (1 << 32) - 1  # of an option; no seed may be larger
 Commands = Mapping[str, "Callable[..., None] | Commands"]
 HELP = {  # of the groups; a command's own is its docstring, also where it stands for its group
     "": "Find out which input fields a deep ranking model can do without.\n\n"
@@ -63,10 +66,26 @@ def _group(name: str, commands: Commands) -> typer.Typer:
         if isinstance(command, Mapping):
             app.add_typer(_group(word, command), name=word)
         elif not word:
-            app.callback(invoke_without_command=True, no_args_is_help=True)(command)
+            app.callback(invoke_without_command=True, no_args_is_help=True)(_bounded(command))
         else:
-            app.command(word)(command)
+            app.command(word)(_bounded(command))
     return app
+
+
+def _bounded(command: Callable[..., None]) -> Callable[..., None]:
+    """Let no option take a number that the libraries below could not hold."""
+
+    @wraps(command)
+    def run(*arguments: Any, **options: Any) -> None:
+        for name, value in options.items():
+            option = f"--{name.replace('_', '-')}"
+            if is_whole(value) and abs(value) > LARGEST:
+                raise TorchleapError(f"Expected a number of at most {LARGEST:,} as {option}, but found {str(value)[:40]}.")
+            if isinstance(value, float) and not isfinite(value):
+                raise TorchleapError(f"Expected a finite number as {option}, but found {value}.")
+        command(*arguments, **options)
+
+    return run
 
 
 def _print_version(wanted: bool) -> None:

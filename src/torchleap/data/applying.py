@@ -195,13 +195,13 @@ class Encoding:
         size = max(1, min(BLOCK, AT_ONCE // (4 * sum(column.slots for column in self.columns))))
         with ThreadPoolExecutor(torch.get_num_threads()) as pool:
             try:
-                for block in source.frame.collect_batches(chunk_size=size):
+                for block in source.blocks(source.names(), size):
                     with self._lock:
                         batch = self._batch(source, schema, block, start, pool)
                     start += len(block)
                     progress("reading", start, max(start, expected))
                     yield batch
-            except (pl.exceptions.PolarsError, OSError) as error:
+            except pl.exceptions.PolarsError as error:
                 raise explained(error, source) from error
 
     def _batch(self, source: Source, schema: pl.Schema, block: pl.DataFrame, start: int, pool: ThreadPoolExecutor) -> Batch:
@@ -255,7 +255,7 @@ def _content(folder: Path, name: str) -> bytes:
 
 def _frame(name: str, content: bytes) -> pl.DataFrame:
     """Read a small Parquet file, unless it says that it would become enormous; values of a vocabulary are all different."""
-    from pyarrow import parquet  # type: ignore[import-untyped]
+    from pyarrow import parquet
 
     found = parquet.read_metadata(io.BytesIO(content))
     size = sum(found.row_group(number).total_byte_size for number in range(found.num_row_groups))

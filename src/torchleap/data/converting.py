@@ -4,11 +4,12 @@ import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
-from uuid import uuid4
 
 import polars as pl
 
-from ..errors import DataError
+from ..errors import DataError, TorchleapError
+from ..text import replace_file
+from .arrow import DAMAGES
 from .encoding import Progress
 from .inspection import present_text
 from .reading import SAMPLE_ROWS
@@ -42,11 +43,11 @@ def convert(
     check_free(target, list(SINKS), overwrite=overwrite)
     source = open_source(data, separator=separator, names=names)
     present = source.names()
-    nested = [name for name, dtype in source.frame.collect_schema().items() if dtype.is_nested()]
+    nested = [name for name, dtype in source.schema().items() if dtype.is_nested()]
     if nested and target.suffix == ".csv":
         raise DataError(f"CSV cannot hold lists and vectors, as {', '.join(nested[:5])} do. Write .parquet or .arrow.")
     tell = progress or (lambda *_: None)
-    rows, types = _types(source, tell) if source.text else (source.frame.select(pl.len()).collect().item(), {})
+    rows, types = _types(source, tell) if source.text else (source.count(), {})
     typed = source.frame.with_columns([present_text(name).cast(dtype) for name, dtype in types.items() if dtype != pl.String])
     _sink(_counted(typed, rows, tell), target, source)
     return rows, len(present)
@@ -102,11 +103,10 @@ def _counted(frame: pl.LazyFrame, rows: int, tell: Progress) -> pl.LazyFrame:
 
 
 def _sink(frame: pl.LazyFrame, target: Path, source: Source) -> None:
-    temporary = target.with_name(f".{target.name}.{uuid4().hex}")
     try:
-        SINKS[target.suffix](frame, temporary)
-        temporary.replace(target)
-    except pl.exceptions.PolarsError as error:
+        with replace_file(target) as temporary:
+            SINKS[target.suffix](frame, temporary)
+    except TorchleapError:
+        raise
+    except DAMAGES as error:
         raise explained(error, source) from error
-    finally:
-        temporary.unlink(missing_ok=True)

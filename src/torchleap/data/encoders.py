@@ -210,7 +210,7 @@ class Numbers(Encoder):
         if infinite.any():
             raise DataError(
                 f"{place(int(infinite.argmax()))}, column {self.column.name!r}: expected a finite number, but found "
-                f"{given[int(infinite.argmax())]!r}. Make it empty where there is no value."
+                f"{given[int(infinite.argmax())]!r:.80}. Make it empty where there is no value."
             )
         return raw.reshape(-1, 1)
 
@@ -220,7 +220,8 @@ class Numbers(Encoder):
         if len(wrong):
             row = int(wrong[0])
             raise DataError(
-                f"{place(row)}, column {self.column.name!r}: expected a number, as in the first rows, but found {given[row]!r}. "
+                f"{place(row)}, column {self.column.name!r}: expected a number, as in the first rows, "
+                f"but found {given[row]!r:.80}. "
                 f"If it holds categories, say so: columns={{{self.column.name!r}: 'categorical'}}."
             )
 
@@ -332,8 +333,9 @@ class Vectors(Numbers):
             if len(wrong):
                 row = int(rows[int(wrong[0]) // self.slots])
                 raise DataError(
-                    f"{place(row)}, column {self.column.name!r}: expected a vector of numbers, but found {flat[int(wrong[0])]!r} "
-                    f"in it. If it holds categories, say so: columns={{{self.column.name!r}: 'list'}}."
+                    f"{place(row)}, column {self.column.name!r}: expected a vector of numbers, but found "
+                    f"{flat[int(wrong[0])]!r:.80} in it. If it holds categories, say so: "
+                    f"columns={{{self.column.name!r}: 'list'}}."
                 )
         return numbers.to_numpy()
 

@@ -99,7 +99,7 @@ class Label(Encoder):
         if len(wrong):
             row = int(wrong[0])
             raise DataError(
-                f"{place(row)}, column {self.roles.label!r}: expected the label 0 or 1, but found {given[row]!r}. "
+                f"{place(row)}, column {self.roles.label!r}: expected the label 0 or 1, but found {given[row]!r:.80}. "
                 f"{_cure(given, row)}"
             )
         return values.to_numpy().astype(np.float32).reshape(-1, 1)
@@ -114,7 +114,7 @@ def _cure(given: pl.Series, row: int) -> str:
         middle = float(numbers.median())  # type: ignore[arg-type]
         return f"If it is a rating, say from where on it counts as 1: threshold={middle:g} (above it is 1)."
     values = given.drop_nulls().unique().sort().cast(pl.String).to_list()
-    return f"If it has two values, say which one is 1: positive={values[-1]!r}." if values else "Leave these rows out."
+    return f"If it has two values, say which one is 1: positive={values[-1]!r:.80}." if values else "Leave these rows out."
 
 
 class Moments(Encoder):
@@ -136,7 +136,9 @@ class Moments(Encoder):
         wrong = (moments.is_null() | ~moments.is_finite()).arg_true()
         if len(wrong):
             row = int(wrong[0])
-            raise DataError(f"{place(row)}, column {self.column.name!r}: expected a time or a number, but found {given[row]!r}.")
+            raise DataError(
+                f"{place(row)}, column {self.column.name!r}: expected a time or a number, but found {given[row]!r:.80}."
+            )
         return moments.to_numpy().reshape(-1, 1)
 
     def _dates(self, found: pl.Series) -> pl.Series:

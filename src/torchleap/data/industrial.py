@@ -12,13 +12,13 @@ from functools import cached_property
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
-from uuid import uuid4
 
 import numpy as np
 from numpy.random import Generator
 from numpy.typing import NDArray
 
-from ..errors import TorchleapError, is_number, is_whole, refuse_settings
+from ..errors import TorchleapError, is_number, is_seed, is_whole, refuse_settings
+from ..text import make_folder, replace_file
 from .industrial_fields import (
     USEFUL,
     USELESS,
@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 
     from .task import Task
 
+MOST_FIELDS = 100_000
 CHUNK = 4_000  # rows; 160 times two queries that have 25 rows together
 QUERIES = 320  # in a chunk
 GROUP = 8_000  # rows in a row group of a file
@@ -87,10 +88,10 @@ class IndustrialLog:
 
     def __post_init__(self) -> None:
         least = fewest_fields()
-        enough = is_whole(self.fields) and self.fields >= least
+        enough = is_whole(self.fields) and least <= self.fields <= MOST_FIELDS
         low, high = dims_possible(slots_of(self.fields)) if enough else (1, sys.maxsize)
         rules = {
-            "fields": (f"a whole number of at least {least}, to hold every role (give more)", enough),
+            "fields": (f"a whole number of at least {least}, to hold every role, and at most {MOST_FIELDS:,}", enough),
             "dims": (
                 f"{low:,} to {high:,} for {self.fields} fields (fewer or more fields take fewer or more)",
                 is_whole(self.dims) and low <= self.dims <= high,
@@ -103,7 +104,7 @@ class IndustrialLog:
             ),
             "users": ("a whole number of at least 1", is_whole(self.users) and self.users >= 1),
             "active": ("a share above 0 and up to 1", is_number(self.active) and 0 < self.active <= 1),
-            "seed": ("a whole number of at least 0", is_whole(self.seed) and self.seed >= 0),
+            "seed": ("a whole number from 0 to 4,294,967,295", is_seed(self.seed)),
         }
         refuse_settings({f"{name} must be {text}, but is {getattr(self, name)!r}": ok for name, (text, ok) in rules.items()})
 
@@ -194,13 +195,9 @@ class IndustrialLog:
         if target.suffix != ".parquet":
             raise TorchleapError(f"Expected a path that ends in .parquet, but found {str(path)!r}. Give the file that ending.")
         _whole("rows", rows, 0)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        temporary = target.with_name(f".{target.name}.{uuid4().hex}")
-        try:
+        make_folder(target.parent)
+        with replace_file(target) as temporary:
             self._write_groups(temporary, rows, progress or (lambda done: None))
-            temporary.replace(target)
-        finally:
-            temporary.unlink(missing_ok=True)
 
     def signals(self, frame: "DataFrame") -> dict[str, Floats]:
         """What the label sees of each useful field: a number a row, of mean 0 and variance 1 where the field is not sparse 0."""

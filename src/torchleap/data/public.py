@@ -5,12 +5,14 @@ native widths. Vocabularies come from train rows alone, where the benchmarks tak
 """
 
 import io
+import lzma
 import os
 import shutil
-import tempfile
+import struct
 import urllib.error
 import urllib.request
 import zipfile
+import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from hashlib import md5
@@ -20,6 +22,7 @@ from typing import Any, TypedDict, Unpack
 import polars as pl
 
 from ..errors import DataError, nearest
+from ..text import first_line, make_folder, replace_file
 from . import splits
 from .encoding import Progress
 from .reading import read_sources
@@ -51,6 +54,10 @@ _WHERE = {
 }
 _MOVIELENS_AT = "https://files.grouplens.org/datasets/movielens/ml-1m.zip"
 _MOVIELENS_MD5 = "c4d9eecfca2ab87c1945afe126590906"
+_DAMAGES = (  # whatever zipfile raises on a damaged archive, or one that is packed in another way, or encrypted
+    *(OSError, KeyError, ValueError, EOFError, NotImplementedError, RuntimeError, struct.error, zipfile.BadZipFile),
+    *(zlib.error, lzma.LZMAError, pl.exceptions.PolarsError),
+)
 
 
 class Options(TypedDict, total=False):
@@ -160,20 +167,23 @@ def _movielens(archive: Path) -> pl.DataFrame:
 
 def _double_colons(archive: Path, name: str, columns: list[str]) -> pl.DataFrame:
     try:
-        if archive.suffix == ".zip":
-            with zipfile.ZipFile(archive) as packed, packed.open(f"ml-1m/{name}.dat") as file:
-                content = file.read(LARGEST + 1)  # what it says of its size is not trusted
-        else:
-            content = (archive.parent / f"{name}.dat").read_bytes()
-        if len(content) > LARGEST:
-            raise OSError(f"it has more than {LARGEST:,} bytes, far more than it is published with")
+        content = _content(archive, name)
         text = content.decode("latin-1").replace("::", "\x1f")
         schema = dict.fromkeys(columns, pl.String())
         return pl.read_csv(io.StringIO(text), separator="\x1f", has_header=False, schema=schema, quote_char=None)
-    except (OSError, KeyError, zipfile.BadZipFile, pl.exceptions.PolarsError) as error:
-        raise DataError(
-            f"{archive} is no whole MovieLens-1M: {name}.dat cannot be read ({str(error).splitlines()[0]})."
-        ) from error
+    except _DAMAGES as error:
+        reason = first_line(error)
+        raise DataError(f"{archive} is not a complete MovieLens-1M: {name}.dat cannot be read ({reason}).") from error
+
+
+def _content(archive: Path, name: str) -> bytes:
+    if archive.suffix != ".zip":
+        return (archive.parent / f"{name}.dat").read_bytes()
+    with zipfile.ZipFile(archive) as packed, packed.open(f"ml-1m/{name}.dat") as file:
+        content = file.read(LARGEST + 1)
+    if len(content) > LARGEST:
+        raise OSError(f"it unpacks to more than {LARGEST / 1e6:.0f} MB")
+    return content
 
 
 def aliccp(path: str | os.PathLike[str], *, width: int = WIDTH, **options: Unpack[Options]) -> Task:
@@ -233,10 +243,11 @@ def census_income(path: str | os.PathLike[str], *, width: int | None = None, **o
 def _cut(source: Source, share: float) -> tuple[Source, Source]:
     """The first rows and the last ones of a source."""
     first = int(source.count() * share)
-    head, tail = source.changed(lambda frame: frame.head(first)), source.changed(lambda frame: frame.slice(first))
+    both = replace(source, with_numbers=None, parts=None)
+    before = source.lines_before + first
     return (
-        replace(head, name=f"{source.name} (first rows)"),
-        replace(tail, name=f"{source.name} (last rows)", lines_before=source.lines_before + first),
+        replace(both, name=f"{source.name} (first rows)", frame=source.frame.head(first)),
+        replace(both, name=f"{source.name} (last rows)", frame=source.frame.slice(first), lines_before=before),
     )
 
 
@@ -305,18 +316,13 @@ def download(
         raise DataError(f"{name} may not be fetched for you. It is {_WHERE[name]} into {folder}.")
     if target.exists() and _md5(target) == checksum:
         return target
-    target.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
-    os.close(handle)
-    try:
-        _fetch(address, Path(temporary), progress or (lambda *_: None))
-        found = _md5(Path(temporary))
+    make_folder(target.parent)
+    with replace_file(target) as temporary:
+        _fetch(address, temporary, progress or (lambda *_: None))
+        found = _md5(temporary)
         if found != checksum:
             raise DataError(f"{address} has changed or came damaged: expected the MD5 {checksum}, but found {found}. Try again.")
-        Path(temporary).chmod(0o644)
-        return Path(temporary).replace(target)
-    finally:
-        Path(temporary).unlink(missing_ok=True)
+    return target
 
 
 def _fetch(address: str, target: Path, progress: Progress) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import polars as pl
 
-from ..errors import DataError, is_number, is_whole, nearest
+from ..errors import DataError, is_number, is_seed, nearest
 from . import splits
 from .cache import cache_folder, key_of, once, temporary
 from .encoders import encoder_for, is_text
@@ -177,8 +177,8 @@ def _roles(
         raise DataError(f"threshold must be a number, but is {threshold!r}.")
     if positive is not None and not isinstance(plain(positive), str | int | float):
         raise DataError(f"positive must be a value of the label's column, but is {positive!r}.")
-    if not is_whole(seed) or seed < 0:
-        raise DataError(f"seed must be a whole number of at least 0, but is {seed!r}.")
+    if not is_seed(seed):
+        raise DataError(f"seed must be a whole number from 0 to 4,294,967,295, but is {seed!r}.")
     splits.check_shares(shares)
     first, second, third = map(float, shares)
     return Roles(label, plain(threshold), plain(positive), group, time, split, (first, second, third), int(seed))

@@ -2,7 +2,6 @@
 
 import math
 import re
-import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -12,6 +11,7 @@ import numpy as np
 import polars as pl
 
 from ..errors import DataError, is_whole, nearest
+from ..text import read_toml
 
 Kind = Literal["numeric", "categorical", "list", "vector"]
 Scale = Literal["standard", "quantile", "log", "none"]
@@ -89,13 +89,11 @@ def given_columns(columns: Given | str | Path | None) -> dict[str, Column | Kind
     if not isinstance(columns, str | Path):
         raise DataError(f"columns= takes {{name: kind}} or the path of a TOML file, but found {columns!r}.")
     try:
-        content = tomllib.loads(Path(columns).read_text(encoding="utf-8"))
+        content = read_toml(columns, DataError)
     except FileNotFoundError as error:
         raise DataError(f"There is no schema file {columns}.") from error
     except OSError as error:
         raise DataError(f"The schema file {columns} cannot be read: {error.strerror}.") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise DataError(f"{columns} is no TOML: {error}.") from error
     unknown = set(content) - {"columns"}
     if unknown or not isinstance(content.get("columns"), dict):
         raise DataError(f"{columns}: expected tables [columns.NAME] alone, but found {', '.join(sorted(unknown)) or 'none'}.")

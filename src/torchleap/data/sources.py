@@ -17,6 +17,8 @@ import numpy as np
 import polars as pl
 
 from ..errors import DataError
+from ..text import first_line
+from .arrow import DAMAGES, Parts, scan
 
 PARQUET = (".parquet", ".pq")
 ARROW = (".arrow", ".ipc", ".feather")
@@ -26,6 +28,7 @@ BEGINNING, GROWTH = 1 << 20, 300  # bytes of a packed file that are tried, and w
 BLOCK = 1 << 17  # rows that are read at once
 COUNTED = 2_000_000  # rows up to which it is worth while to look for the line of a row
 ENCODED = "task.json"  # what marks a folder as our own cache
+MOST_ROWS = 1 << 31  # of a frame; polars counts with 32 bits
 PIECE = 1 << 22  # bytes whose separators are counted together
 
 
@@ -39,6 +42,7 @@ class Source:
         root: The folder above which the names of folders mean nothing.
         lines_before: Lines of a CSV file before its first row.
         with_numbers: The same rows with some columns parsed as numbers, which is faster than as text; fails on other text.
+        parts: The same rows as several frames, where polars does not itself read them some at a time.
     """
 
     name: str
@@ -49,12 +53,13 @@ class Source:
     separator: str = ","
     with_numbers: Callable[[Sequence[str]], pl.LazyFrame] | None = None
     root: Path | None = None
+    parts: Parts | None = None
 
     def schema(self) -> pl.Schema:
         """The names and types of its columns."""
         try:
             return self.frame.collect_schema()
-        except (pl.exceptions.PolarsError, OSError) as error:
+        except DAMAGES as error:
             raise explained(error, self) from error
 
     def names(self) -> list[str]:
@@ -63,7 +68,7 @@ class Source:
 
     def head(self, rows: int) -> pl.DataFrame:
         """The first rows."""
-        return self._collected(self.frame.head(rows))
+        return self._collected(self.frame.head(min(rows, MOST_ROWS)))
 
     def count(self) -> int:
         """How many rows it has."""
@@ -72,19 +77,25 @@ class Source:
     def _collected(self, frame: pl.LazyFrame) -> pl.DataFrame:
         try:
             return frame.collect()
-        except (pl.exceptions.PolarsError, OSError) as error:
+        except DAMAGES as error:
             raise explained(error, self) from error
 
-    def blocks(self, names: Sequence[str]) -> Iterator[pl.DataFrame]:
-        """These columns of all rows, in order, some rows at a time."""
+    def blocks(self, names: Sequence[str], size: int = BLOCK) -> Iterator[pl.DataFrame]:
+        """Yield these columns of all rows, in order, at most `size` rows at a time."""
         try:
-            yield from self.frame.select(names).collect_batches(chunk_size=BLOCK)
-        except (pl.exceptions.PolarsError, OSError) as error:
+            if self.parts is None:
+                yield from self.frame.select(names).collect_batches(chunk_size=size)
+                return
+            for part in self.parts():
+                yield from part.select(names).collect().iter_slices(size)
+        except DAMAGES as error:
             raise explained(error, self) from error
 
     def changed(self, change: Callable[[pl.LazyFrame], pl.LazyFrame]) -> "Source":
         """The same source with something done to its columns."""
-        return replace(self, frame=change(self.frame), with_numbers=None)
+        parts = self.parts
+        changed = None if parts is None else lambda: map(change, parts())
+        return replace(self, frame=change(self.frame), with_numbers=None, parts=changed)
 
     def row(self, number: int) -> str:
         """How to call a row, counted from 0, in a message."""
@@ -165,10 +176,8 @@ def _open_path(path: Path, separator: str | None, names: Sequence[str] | None) -
     (suffix,) = suffixes
     if empty:
         raise DataError(f"{path} is empty.")
-    if suffix in PARQUET:
-        return Source(str(path), _scan_parquet(root, files), files=files, root=root)
-    if suffix in ARROW:
-        return Source(str(path), pl.scan_ipc(list(files), glob=False), files=files, root=root)
+    if suffix in (*PARQUET, *ARROW):
+        return _open_arrow(path, root, files, partitioned=suffix in PARQUET)
     refuse_bombs(files)
     return replace(_open_csv(path, files, separator, names), root=root)
 
@@ -205,25 +214,18 @@ def _suffix(file: Path) -> str:
     return next((suffix for suffix in reversed(suffixes) if suffix not in PACKED), "") or ".csv"
 
 
-def _scan_parquet(root: Path, files: tuple[Path, ...]) -> pl.LazyFrame:
-    """The files as one frame, with a column for each folder NAME=VALUE below the root."""
-    below = {key for file in files for key in _keys(file.relative_to(root).parent)}
-    frame = pl.scan_parquet(list(files), hive_partitioning=bool(below), glob=False)
-    if not below:
-        return frame
-    above = set(_keys(root)) - below  # which polars takes for columns as well
+def _open_arrow(path: Path, root: Path, files: tuple[Path, ...], *, partitioned: bool) -> Source:
+    """Open Parquet or Arrow files; of Parquet, each folder NAME=VALUE below the root is a column."""
+    keys = [_keys(file.relative_to(root).parent) if partitioned else {} for file in files]
     try:
-        twice = (below | above) & set(pl.read_parquet_schema(files[0]))
-    except (pl.exceptions.PolarsError, OSError) as error:
+        frame, parts = scan(files, keys)
+    except DAMAGES as error:
         raise explained(error, Source(str(files[0]), pl.LazyFrame())) from error
-    if twice:
-        name = min(twice)
-        raise DataError(f"{files[0]}: {name!r} is a column of the file and also a folder {name}=.... Rename one of them.")
-    return frame.drop(above)
+    return Source(str(path), frame, files=files, root=root, parts=parts)
 
 
-def _keys(folder: Path) -> list[str]:
-    return [part.split("=")[0] for part in folder.parts if "=" in part]
+def _keys(folder: Path) -> dict[str, str]:
+    return dict(part.split("=", 1) for part in folder.parts if "=" in part)
 
 
 def _open_csv(path: Path, files: tuple[Path, ...], separator: str | None, names: Sequence[str] | None) -> Source:
@@ -268,7 +270,7 @@ def _first_lines(file: Path) -> str:
             truncate_ragged_lines=True,
             glob=False,
         )
-    except (pl.exceptions.PolarsError, OSError) as error:
+    except DAMAGES as error:
         raise explained(error, Source(str(file), pl.LazyFrame(), True, (file,))) from error
     texts = [(text or "").rstrip("\r") for text in (lines.to_series(0).to_list() if lines.width else [])]
     return "\n".join(itertools.dropwhile(lambda text: not text, texts))
@@ -276,7 +278,7 @@ def _first_lines(file: Path) -> str:
 
 def explained(error: Exception, source: Source) -> DataError:
     """What polars found wrong with a source, in one sentence, with the line where that can be found out."""
-    message = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+    message = first_line(error)
     if isinstance(error, pl.exceptions.NoDataError):
         return DataError(f"{source.name} is empty.")
     if source.text:
@@ -285,7 +287,7 @@ def explained(error: Exception, source: Source) -> DataError:
             if found:
                 return DataError(f"{file}, {found}")
     cure = "Is the file whole, and what its ending says?"
-    return DataError(f"{source.name} cannot be read: {message.rstrip('.')}. {cure}")
+    return DataError(f"{source.name} cannot be read: {message}. {cure}")
 
 
 def _bad_line(file: Path, separator: str) -> str:
@@ -308,7 +310,7 @@ def _bad_line(file: Path, separator: str) -> str:
                     expected = columns
                 elif columns > expected and b'"' not in line:
                     return f"line {number}: expected {expected} columns, but found {columns}."
-    except (OSError, EOFError) as error:
+    except (OSError, EOFError, zlib.error) as error:
         return f"which cannot be read to its end ({error}). Is it whole?"
     return ""
 
@@ -332,7 +334,7 @@ def _unpacked(file: Path, limit: int) -> int:
     try:
         if file.suffix == ".gz":
             return len(zlib.decompressobj(wbits=31).decompress(packed, limit))
-        from pyarrow import BufferReader, CompressedInputStream  # type: ignore[import-untyped]
+        from pyarrow import BufferReader, CompressedInputStream
 
         with CompressedInputStream(BufferReader(packed), "zstd") as stream:
             while found < limit and (block := stream.read(BEGINNING)):
@@ -360,7 +362,7 @@ def _line_of(file: Path, record: int, separator: str) -> int:
                     return before + 1
                 record -= begun
                 before = records.line_num
-    except (OSError, EOFError, ValueError, csv.Error):
+    except (OSError, EOFError, ValueError, csv.Error, zlib.error):
         pass
     return 0
 

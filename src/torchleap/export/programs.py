@@ -2,6 +2,7 @@
 
 import copy
 import importlib
+import io
 import logging
 import os
 import tempfile
@@ -17,12 +18,13 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils._pytree import tree_leaves, tree_map
 
-from ..errors import SurgeryError
+from ..errors import SurgeryError, TorchleapError
 from ..sites import Call, as_call
 from ..surgery import Plan
 from ..surgery.compare import alike, difference
 from ..surgery.examples import batch_rows, in_eval, run
 from ..surgery.rounding import with_other_rounding
+from ..text import writing
 
 
 def to_program(model: nn.Module, path: str | os.PathLike[str], example: Any) -> None:
@@ -35,7 +37,9 @@ def to_program(model: nn.Module, path: str | os.PathLike[str], example: Any) -> 
     call = _still_read(model, as_call(example))
 
     def write(file: Path) -> Callable[[Call], Any]:
-        torch.export.save(_program(model, call), file)
+        content = io.BytesIO()  # on a full disk PyTorch's own writer ends the process
+        torch.export.save(_program(model, call), content)
+        file.write_bytes(content.getbuffer())
         program = torch.export.load(file).module()
         return lambda batch: program(*batch[0], **batch[1])
 
@@ -91,10 +95,11 @@ def _write_checked(model: nn.Module, target: Path, call: Call, write: Callable[[
     """Write to a folder beside the target, compare on random batches, and only then put it in place."""
     if batch_rows(call) < 2:
         call = tree_map(lambda leaf: torch.cat([leaf, leaf]) if isinstance(leaf, Tensor) and leaf.dim() else leaf, call)
-    with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name}.") as folder:
+    with writing(target), tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name}.") as folder:
         try:
-            program = write(Path(folder) / target.name)
-        except SurgeryError:
+            with writing(target):
+                program = write(Path(folder) / target.name)
+        except TorchleapError:
             raise
         except Exception as error:
             lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import TorchleapError
-from ..text import replace_file, write_whole
+from ..text import make_folder, read_json, replace_file, write_whole
 from .bench import bench_pictures
 from .charts import select_pictures
 from .page import needed, render
@@ -31,10 +31,11 @@ class Report:
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> "Report":
         """Read a record that was written as JSON."""
+        record = read_json(path, "a record of a report")
         try:
-            return cls(json.loads(Path(path).read_text(encoding="utf-8")))
-        except (json.JSONDecodeError, UnicodeDecodeError) as error:
-            raise TorchleapError(f"{path} is no record of a report: expected JSON, but {error}.") from error
+            return cls(record)
+        except TorchleapError as error:
+            raise TorchleapError(f"{path}: {error}") from error
 
     def html(self) -> str:
         """One standalone page: no other file, no network."""
@@ -63,7 +64,7 @@ class Report:
         return self._pictures(folder, "svg", lambda spec: convert(spec).encode())
 
     def _pictures(self, folder: str | os.PathLike[str], ending: str, draw: Any) -> list[Path]:
-        Path(folder).mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
         drawn = bench_pictures(self.record) if self.record["kind"] == "bench" else select_pictures(self.record)
         written = []
         for name in drawn.specs:

@@ -2,12 +2,14 @@
 
 import math
 from collections.abc import Mapping
+from itertools import islice
 from typing import Any
 
-from ..errors import TorchleapError, is_number, nearest
+from ..errors import TorchleapError, is_number, is_whole, nearest
+from .shape import SHAPES, misfits
 
 FORMAT = 1
-KINDS = ("select", "bench")
+KINDS = tuple(SHAPES)
 GATED = ("leap", "leap_base")  # the methods whose scores are gates, from 0 to 1
 
 
@@ -15,10 +17,10 @@ def checked(record: Any) -> dict[str, Any]:
     """A plain copy of a record, with None for what is no finite number; or all that is wrong with it."""
     if not isinstance(record, Mapping):
         raise TorchleapError(f"Expected the record of a report as a dict, but found {type(record).__name__}.")
-    problems = _problems(record)
+    copy: dict[str, Any] = _plain(record, "record")
+    problems = _problems(copy)
     if problems:
         raise TorchleapError(f"This record cannot be reported: {'; '.join(problems)}.")
-    copy: dict[str, Any] = _plain(record, "record")
     return copy
 
 
@@ -29,15 +31,15 @@ def _problems(record: Mapping[str, Any]) -> list[str]:
     if kind not in KINDS:
         return [f"expected a record of kind {' or '.join(map(repr, KINDS))}, but found {kind!r}. {nearest(str(kind), KINDS)}"]
     fields = record.get("fields")
-    if kind == "bench":
-        return []
-    if not isinstance(fields, list | tuple) or not fields:
+    if kind == "select" and (not isinstance(fields, list | tuple) or not fields):
         return ["expected a list of fields, but there is none"]
-    return [
+    named: list[Any] = list(fields or ()) if kind == "select" else []
+    unnamed = [
         f"expected a name in each field, but field {place} is {field!r:.80}"
-        for place, field in enumerate(fields)
+        for place, field in enumerate(named)
         if not isinstance(field, Mapping) or not isinstance(field.get("name"), str)
-    ][:3]
+    ]
+    return unnamed[:3] or list(islice(misfits(record, SHAPES[kind], "record"), 3))
 
 
 def _plain(value: Any, where: str) -> Any:
@@ -50,7 +52,7 @@ def _plain(value: Any, where: str) -> Any:
         return [_plain(item, where) for item in value]
     if is_number(value):
         number = value.item() if hasattr(value, "item") else value  # numpy's
-        return number if math.isfinite(number) else None
+        return number if is_whole(number) or math.isfinite(number) else None
     raise TorchleapError(f"Expected numbers, strings, lists and dicts in a record, but {where} holds {type(value).__name__}.")
 
 

@@ -1,0 +1,121 @@
+"""Damaged files and random models, for as long as you like: how many were tried, and what broke a promise (nothing should).
+
+    python benchmarks/fuzz.py --minutes 5
+    python benchmarks/fuzz.py --only feather --seed 18      # one file again, or one graph: --only graphs --seed 7
+
+A file is damaged (bytes flipped, cut, inserted, zeroed, repeated; values exchanged) and opened as the library opens it: it is
+read, or refused in one sentence. A model is drawn at random, pruned, and compared with the masked one on new batches. Exit code
+1 if anything was found, with the command that shows it again.
+"""
+
+import argparse
+import itertools
+import random
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import Progress, TextColumn, TimeElapsedColumn
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from tests.fuzz.trials import FINDINGS, Worker
+
+GRAPHS = "graphs"
+WRONG = (*FINDINGS, "inexact", "crash")
+Outcome = Callable[[int], tuple[str, str]]
+
+
+def graph_trials() -> Outcome | None:
+    """Return what draws, prunes and compares one model."""
+    try:
+        from tests.surgery.random_models import trial
+    except ImportError:
+        return None
+
+    def outcome(seed: int) -> tuple[str, str]:
+        found = trial(seed)
+        return found.kind, found.detail
+
+    return outcome
+
+
+@contextmanager
+def sources(only: str | None) -> Iterator[dict[str, Outcome]]:
+    """Yield what to try, by name: the formats of files, and graphs."""
+    from tests.fuzz.formats import FORMATS
+
+    graphs = graph_trials()
+    with Worker() as worker:
+        known: dict[str, Outcome] = {name: lambda seed, name=name: worker.outcome(name, seed) for name in FORMATS}
+        if graphs is not None:
+            known[GRAPHS] = graphs
+        if only is not None and only not in known:
+            raise SystemExit(f"There is no format {only!r}. Known: {', '.join(known)}.")
+        yield known if only is None else {only: known[only]}
+
+
+def table(counts: dict[str, Counter[str]]) -> str:
+    """Line up the counts of each source."""
+    lines = [f"{'format':20s} {'tried':>7s} {'refused':>8s} {'read':>7s} {'tracebacks':>11s} {'aborts':>7s}"]
+    for name, found in counts.items():
+        if name == GRAPHS:
+            continue
+        aborts = found["abort"] + found["hang"] + found["panic"]
+        wrong = found["traceback"] + found["unreadable"]
+        lines.append(f"{name:20s} {found.total():7,} {found['refused']:8,} {found['read']:7,} {wrong:11,} {aborts:7,}")
+    graphs = counts.get(GRAPHS)
+    if graphs is not None:
+        kinds = ", ".join(f"{graphs[kind]:,} {kind}" for kind in ("exact", "fed", "refused", "inexact", "hang", "crash"))
+        lines.append(f"\n{graphs.total():,} graphs tried: {kinds}")
+    return "\n".join(lines)
+
+
+def run(minutes: float, seed: int, known: dict[str, Outcome]) -> tuple[dict[str, Counter[str]], list[str]]:
+    """Try one of each in turn until the time is over."""
+    counts = {name: Counter[str]() for name in known}
+    findings: list[str] = []
+    end = time.monotonic() + 60 * minutes
+    columns = (TextColumn("{task.description}"), TimeElapsedColumn(), TextColumn("{task.fields[left]}"))
+    with Progress(*columns, console=Console(stderr=True)) as progress:
+        bar = progress.add_task("", total=None, left="")
+        for number in itertools.count(seed):
+            for name, outcome in known.items():
+                kind, told = outcome(number)
+                counts[name][kind] += 1
+                if kind in WRONG:
+                    findings.append(f"{kind}: python benchmarks/fuzz.py --only {name!r} --seed {number}\n    {told[:300]}")
+                tried = sum(each.total() for each in counts.values())
+                left = f"{max(0.0, end - time.monotonic()):.0f} s left"
+                progress.update(bar, description=f"{tried:,} tried, {len(findings)} found; {name}", left=left)
+                if time.monotonic() > end:
+                    return counts, findings
+    raise AssertionError
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--minutes", type=float, default=5.0, help="how long to try (default: %(default)s)")
+    parser.add_argument("--seed", type=int, help="of the first file; one at random if left out, with --only this one alone")
+    parser.add_argument("--only", help="one format, or graphs")
+    options = parser.parse_args()
+    with sources(options.only) as known:
+        if options.only is not None and options.seed is not None:
+            kind, told = known[options.only](options.seed)
+            print(f"{options.only}, seed {options.seed}: {kind} {told}")
+            return int(kind in WRONG)
+        seed = random.randrange(1, 1 << 31) if options.seed is None else options.seed
+        if options.only is None and GRAPHS not in known:
+            print("Graphs are not tried: there is no tests/surgery/random_models.py.")
+        counts, findings = run(options.minutes, seed, known)
+    print(f"seed {seed}\n\n{table(counts)}\n\n{len(findings)} findings")
+    print("\n".join(findings[:40]))
+    return int(bool(findings))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
