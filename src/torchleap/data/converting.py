@@ -10,6 +10,7 @@ import polars as pl
 
 from ..errors import DataError
 from .encoding import Progress
+from .foreign import refuse_address
 from .inspection import present_text
 from .reading import SAMPLE_ROWS
 from .schema import infer
@@ -54,6 +55,7 @@ def convert(
 
 def check_free(path: Path, endings: Sequence[str], *, overwrite: bool) -> None:
     """Refuse to write where a file is already, or cannot be."""
+    refuse_address(str(path))
     if path.suffix not in endings:
         raise DataError(f"Expected a new file that ends in {' or '.join(endings)}, but found {str(path)!r}.")
     if not path.parent.is_dir():

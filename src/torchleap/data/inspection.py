@@ -15,6 +15,7 @@ from ..errors import DataError, is_whole, nearest
 from ..metrics import auc
 from ..text import plural, table
 from .encoding import Label, Progress, Roles
+from .labels import positive_of
 from .reading import SAMPLE_ROWS
 from .schema import MISSING_TEXT, Kind, infer
 from .sources import Source, open_source
@@ -186,13 +187,14 @@ def present_text(name: str) -> pl.Expr:
 
 
 def _read_label(source: Source, name: str, threshold: float | None, positive: str | float | None) -> pl.Series:
-    roles = Roles(name, threshold, positive, group=None, time=None, split="order", shares=(1, 0, 0), seed=0)
-    given, encoder = _column(source, name), Label(roles, text=source.text)
+    given = _column(source, name)
+    chosen = positive
+    if threshold is None:
+        chosen = positive_of([source], name, given.head(SAMPLE_ROWS), positive) or positive
+    roles = Roles(name, threshold, chosen, group=None, time=None, split="order", shares=(1, 0, 0), seed=0)
+    encoder = Label(roles, text=source.text)
     values = given.to_frame().select(encoder.expression()).to_series()
     label = encoder.read(values, given, lambda row: f"{source.name}, {source.row(row)}")[:, 0].astype(np.float64)
-    if positive is not None and not label.any():
-        known = given.drop_nulls().unique().cast(pl.String).sort().to_list()
-        raise DataError(f"No row has {positive!r} in {name!r}. {nearest(str(positive), known)}")
     return pl.Series(name, label)
 
 

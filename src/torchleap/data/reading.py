@@ -13,6 +13,7 @@ from . import splits
 from .cache import cache_folder, key_of, once, temporary
 from .encoders import encoder_for, is_text
 from .encoding import FORMAT, MANIFEST, RULES, Progress, Roles, encode
+from .labels import positive_of
 from .schema import Column, Given, Kind, complete, given_columns, infer, plain
 from .sources import Source, fingerprint, open_source
 from .task import Task
@@ -111,6 +112,9 @@ def read_sources(
     sample = sources[0].head(SAMPLE_ROWS)
     if not len(sample):
         raise DataError(f"{sources[0].name} has columns but no rows.")
+    if threshold is None:
+        found = positive_of(sources, label, sample[label], positive)
+        roles = replace(roles, positive=found or roles.positive)
     wanted = _columns(sources[0], sample, inputs, given_columns(columns), width, min_count)
     encoders = [encoder_for(column, sample[column.name], text=sources[0].text) for column in wanted]
     kinds: dict[str, Kind] = {column.name: column.kind for column in wanted} | {label: "numeric"}
