@@ -29,7 +29,7 @@ BYTES = {
     "packed by zstd without the ending": b"\x28\xb5\x2f\xfd" + bytes(100),
     "text in UTF-16": CSV.encode("utf-16"),
     "JSON lines": b'{"click": 1, "price": 2.5}\n{"click": 0, "price": 3}\n',
-    "JSON,": json.dumps([{"click": 1, "price": 2.5}] * 5).encode(),
+    "JSON": json.dumps([{"click": 1, "price": 2.5}] * 5).encode(),
     "a web page": b"\n<!DOCTYPE html><html><body>Log in</body></html>",
     "a pickle of Python": pickle.dumps({"click": [1, 0], "price": np.arange(3)}),
     "an array of numpy": b"\x93NUMPY\x01\0v\0{'descr': '<f8'}" + bytes(64),
@@ -53,8 +53,8 @@ def test_a_format_is_named_by_its_bytes_whatever_the_ending(name, content, endin
     path = tmp_path / f"rows{ending}"
     path.write_bytes(content)
     told = refused(path)
-    assert told.startswith(f"{path} is {name}")
-    assert "which is not read: expected Parquet, CSV, TSV or Arrow. " in told
+    assert told.startswith(f"{path} cannot be read: it is {name}")
+    assert ", but Parquet, CSV, TSV or Arrow was expected. " in told
 
 
 def test_utf_16_without_a_mark_is_named(tmp_path):
@@ -67,26 +67,26 @@ def test_sqlite_and_excel_as_they_are_written(tmp_path):
     base.execute("create table rows (click int)")
     base.commit()
     base.close()
-    assert "is an SQLite database" in refused(tmp_path / "rows.db")
+    assert "it is an SQLite database" in refused(tmp_path / "rows.db")
     with zipfile.ZipFile(tmp_path / "rows.xlsx", "w") as book:
         book.writestr("[Content_Types].xml", "<Types/>")
         book.writestr("xl/workbook.xml", "<workbook/>")
-    assert "is an Excel workbook" in refused(tmp_path / "rows.xlsx")
+    assert "it is an Excel workbook" in refused(tmp_path / "rows.xlsx")
     with zipfile.ZipFile(tmp_path / "rows.zip", "w") as archive:
         archive.writestr("rows.csv", CSV)
-    assert "is a ZIP archive, which is not read" in refused(tmp_path / "rows.zip")
+    assert "it is a ZIP archive" in refused(tmp_path / "rows.zip")
 
 
 def test_what_is_packed_is_looked_into(tmp_path):
     (tmp_path / "rows.csv.gz").write_bytes(gzip.compress(CSV.encode("utf-16")))
-    assert "is text in UTF-16" in refused(tmp_path / "rows.csv.gz")
+    assert "it is text in UTF-16" in refused(tmp_path / "rows.csv.gz")
     (tmp_path / "rows.tar.gz").write_bytes(gzip.compress(BYTES["a tar archive"]))
-    assert "is a tar archive" in refused(tmp_path / "rows.tar.gz")
+    assert "it is a tar archive" in refused(tmp_path / "rows.tar.gz")
 
 
 def test_text_that_is_called_parquet_is_text(tmp_path):
     (tmp_path / "rows.parquet").write_text(CSV)
-    assert "is text, not what .parquet says" in refused(tmp_path / "rows.parquet")
+    assert "it is text, not what .parquet says" in refused(tmp_path / "rows.parquet")
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from ..errors import DataError, shown
 
 HEAD = 4096  # bytes that are looked at
 BINARY = (".parquet", ".pq", ".arrow", ".ipc", ".feather")  # endings of formats that are not text
-KNOWN = "expected Parquet, CSV, TSV or Arrow"
+KNOWN = "Parquet, CSV, TSV or Arrow"
 PANDAS = "python -c \"import pandas; pandas.{read}.to_parquet('{stem}.parquet')\""
 _ADDRESS = re.compile(r"^([A-Za-z][A-Za-z0-9+.-]+):/+(.+)$", re.DOTALL)
 _COPY = {  # how files come from where an address points
@@ -95,7 +95,7 @@ def refuse_foreign(file: Path, suffix: str) -> None:
         return
     name, cure = found
     told = cure.format(file=file.name, stem=file.name.split(".")[0] or "rows")
-    raise DataError(f"{file} is {name}, which is not read: {KNOWN}. {told}")
+    raise DataError(f"{file} cannot be read: it is {name}, but {KNOWN} was expected. {told}")
 
 
 def _head(file: Path) -> bytes:
