@@ -125,7 +125,8 @@ def compare(
     if json:
         as_json(content)
         return
-    show(f"{first}: {a!r}\n{second}: {b!r}\nShared by both over kept by either: {a.jaccard(b):.2f}")
+    both, either = len(content["kept_by_both"]), len(content["kept_by_both"]) + len(differing)
+    show(f"{first}: {a!r}\n{second}: {b!r}\nOf {plural(either, 'field')} that one of them keeps, both keep {both}.")
     if not differing:
         show("They keep the same fields.", style="green")
         return

@@ -62,7 +62,7 @@ def check_free(path: Path, endings: Sequence[str], *, overwrite: bool) -> None:
         raise DataError(f"There is no folder {path.parent} for {path.name}. Make it first.")
     if path.is_dir() or (path.exists() and not overwrite):
         raise DataError(
-            f"{path} is there already. Name another file{'' if path.is_dir() else ', or overwrite it (overwrite=True, --force)'}."
+            f"{path} is there already. Name another file{'' if path.is_dir() else ', or overwrite it: overwrite=True'}."
         )
 
 

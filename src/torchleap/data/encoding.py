@@ -294,7 +294,10 @@ def _codes(rows: Sequence[int], raws: dict[str, Raw], roles: Roles) -> splits.Co
         codes = splits.at_random(rows[0], roles.shares, roles.seed)
     empty = [name for part, name in enumerate(splits.PARTS) if roles.shares[part] > 0 and not (codes == part).any()]
     if empty:
-        raise DataError(f"No row is left for {' and '.join(empty)}: {rows[0]:,} rows, split by {roles.split}. Use other shares=.")
+        raise DataError(
+            f"No row is left for {' and '.join(empty)}: {rows[0]:,} rows, split by {roles.split}. "
+            "Give more rows, or other shares."
+        )
     return codes
 
 
