@@ -109,7 +109,7 @@ def test_json_and_parquet_and_quiet(place):
     content = json.loads(out)
     assert content["kept"] == ["item", "price"]
     assert content["out"] == "of_parquet"
-    assert content.keys() == {"kept", "dropped", "rule", "metrics", "savings", "seconds", "out"}
+    assert content.keys() == {"kept", "dropped", "rule", "metrics", "savings", "seconds", "findings", "undecided", "out"}
     assert {path.name for path in (place / "of_parquet").iterdir()} == set(RESULTS)
 
 
@@ -206,7 +206,7 @@ def test_control_c_saves_and_resume_comes_to_the_same_end(place, result, capsys)
     assert [path.name for path in (place / "broken").iterdir()] == [".state"]
 
     told = refused(capsys, "select", place / "clicks.csv", *SETTINGS, "--out", place / "broken")
-    assert told.endswith("broken has a run that was broken off. Give --resume to go on, or --force to start anew.")
+    assert told.endswith("broken has a run that was not finished. Give --resume to continue it, or --force to start again.")
     told = refused(capsys, "select", place / "clicks.csv", *SETTINGS, "--out", place / "broken", "--resume", "--lr", "0.5")
     assert "broken/.state is of another run: its lr is 0.005, not 0.5. Go on with the same settings" in told
     code, _, err = in_a_shell(place, *words, "broken", "--resume")
@@ -252,7 +252,7 @@ def refused(capsys, *words):
         (["--time-limit", "0"], "time_limit must be a number above 0"),
         (["--batch", "5000"], "at least one batch of 5,000 train rows, but found 1,920 rows."),
         (["--epochs", "0"], "Invalid value for '--epochs'"),
-        (["--resume"], "has no run to go on with. Leave --resume out."),
+        (["--resume"], "has no run to resume. Leave --resume out."),
     ],
 )
 def test_bad_input_is_one_sentence_and_leaves_nothing(place, tmp_path, capsys, more, sentence):
@@ -313,9 +313,10 @@ def test_results_are_replaced_only_by_force(place, capsys):
 
 def test_when_no_field_is_left_the_scores_are_used_again(place, capsys):
     words = ["select", str(place / "clicks.csv"), *FAST, "--out", str(place / "none"), "--quiet"]
-    told = refused(capsys, *words, "--threshold", "1.5")
-    assert told.startswith("No field scores 1.5 or more; the best score is")
-    assert told.endswith("The scores are saved: --resume with another rule trains nothing anew.")
+    assert cli.main([*words, "--threshold", "1.5"]) == 0
+    first, second = capsys.readouterr().out.splitlines()
+    assert re.match(r"All 4 fields stay: no field scores 1.5 or more, the best is '\w+' with 0.\d\d.$", first)
+    assert second.endswith("without training again: --resume --share 0.5 in place of another rule.")
     assert cli.main([*words, "--resume", "--share", "0.25"]) == 0
     assert "3 of 4 fields can go" in capsys.readouterr().out
 
@@ -386,7 +387,7 @@ def test_compare_tells_the_differences(result, place, tmp_path, capsys):
     tl.selection.select(first.fields, {**first.scores, "user": 9.0}, share=0.5).save(tmp_path / "other.json")
     assert cli.main(["compare", str(folder), str(tmp_path / "other.json")]) == 0
     told = capsys.readouterr().out
-    assert "Shared by both over kept by either: 0.33" in told
+    assert "Of 3 fields that one of them keeps, both keep 1." in told
     assert "9.000 kept" in told
     assert cli.main(["compare", str(folder), str(tmp_path / "other.json"), "--json"]) == 0
     content = json.loads(capsys.readouterr().out)

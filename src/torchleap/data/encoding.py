@@ -198,7 +198,13 @@ def encode(
             by_name[name].path.unlink()
     if "time" in by_name:
         by_name["time"].path.unlink()
-    content = {"format": FORMAT, "rows": dict(zip(splits.PARTS, sizes, strict=True)), "roles": asdict(roles), "columns": columns}
+    content = {
+        "format": FORMAT,
+        "rows": dict(zip(splits.PARTS, sizes, strict=True)),
+        "roles": asdict(roles),
+        "columns": columns,
+        "source": [str(Path(source.name).absolute()) for source in sources if source.files],
+    }
     (folder / MANIFEST).write_text(json.dumps(content, indent=1, allow_nan=False) + "\n", encoding="utf-8")
 
 
