@@ -22,8 +22,7 @@ pytest.importorskip("rich")
 
 import torchleap as tl  # noqa: E402
 from torchleap import cli  # noqa: E402
-from torchleap.cli.select import RESULTS, least_sure, shortened  # noqa: E402
-from torchleap.data.industrial import IndustrialLog  # noqa: E402
+from torchleap.cli.select import RESULTS, against_truth, least_sure, shortened  # noqa: E402
 from torchleap.selection import Selection  # noqa: E402
 
 from .test_selecting import rows  # noqa: E402
@@ -450,10 +449,18 @@ def test_the_demo_tells_the_truth_and_writes_a_report(tmp_path, capsys):
     assert cli.main(["demo", "--rows", "5000", "--out", str(tmp_path / "demo")]) == 0
     told = capsys.readouterr().out
     kept = set(Selection.load(tmp_path / "demo" / "selection.json").kept)
-    log = IndustrialLog(fields=64, dims=1_000, seed=0)
-    found, gone = len(kept & set(log.useful)), len(set(log.useless) - kept)
-    assert f"\nAgainst the truth: {found} of 24 useful fields kept, {gone} of 31 useless fields dropped." in told
+    truth = tl.data.KnownTruth(seed=0)
+    found, gone = len(kept & set(truth.useful)), len(set(truth.useless) - kept)
+    assert f"\nAgainst the truth: {found} of 12 useful fields kept, {gone} of 10 useless fields dropped, " in told
     assert f"Wrote {tmp_path}/demo: the report is {tmp_path}/demo/report.html" in told
     record = json.loads((tmp_path / "demo" / "report.json").read_text())
     assert {f["name"] for f in record["fields"] if f["kept"]} == kept
     assert (tmp_path / "demo" / "report.html").read_text().count("Against the known truth") == 1
+
+
+def test_useful_fields_that_were_dropped_are_counted_to_the_last():
+    truth = tl.data.KnownTruth(seed=0)
+    scores = {name: float(name not in truth.useful[:7]) for name in truth.fields.names}
+    told = against_truth(tl.selection.select(truth.fields, scores, threshold=0.5), truth)
+    assert told.startswith("Against the truth: 5 of 12 useful fields kept, 0 of 10 useless fields dropped, 0 of 4 redundant")
+    assert told.endswith(f"Useful, but dropped: {', '.join(truth.useful[:6])} and 1 more.")
