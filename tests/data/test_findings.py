@@ -110,3 +110,15 @@ def test_findings_are_in_the_json_and_the_table(tmp_path):
     inspected = tl.data.inspect(frame, label="click")
     assert inspected.to_json()["findings"][0]["kind"] == "number"
     assert "numbers with a decimal comma, such as '0,5'" in str(inspected)
+
+
+def test_columns_that_are_not_looked_at_have_no_findings(tmp_path):
+    frame = pl.DataFrame(columns() | {"same": columns()["click"]})
+    assert tl.data.inspect(frame, label="click", only=["x", "city"]).findings == ()
+    assert [one.name for one in tl.data.inspect(frame, label="click", only=["x"]).columns] == ["click", "x"]
+
+
+def test_a_positive_word_that_comes_after_the_rows_that_are_looked_at(tmp_path):
+    frame = pl.DataFrame({"y": ["no"] * 300 + ["yes"] * 10, "x": range(310)})
+    assert tl.data.inspect(frame, label="y", rows=100).base_rate == 0
+    assert tl.data.inspect(frame, label="y", positive="yes", rows=100).base_rate == 0

@@ -53,7 +53,7 @@ def test_savings_name_what_was_measured_alone():
 
 def with_rows(rows, positives, **more):
     record = with_difference(-0.0003, (-0.0011, 0.0005))
-    record["task"] = {**record["task"], "rows": {"test": rows}, "positives": {"train": 40, "test": positives}}
+    record["task"] = {**record["task"], "rows": {"train": 900, "test": rows}, "positives": {"train": 40, "test": positives}}
     return record | more
 
 
@@ -80,7 +80,7 @@ def test_what_was_not_decided_says_why_and_what_would_help():
     for field in record["fields"]:
         field["kept"] = True
     assert verdict.headline(record) == "All 12 fields stay: no field scores 0.5 or more, the best is 'price' with 0.31."
-    assert "there are 40 among the train rows" in verdict.advice(record)
+    assert "of the rarer class above all: 40 of 900 train rows are positive." in verdict.advice(record)
     assert verdict.advice(with_rows(4_000, 500)) == ""
 
 
@@ -88,3 +88,8 @@ def test_a_leak_comes_before_any_other_verdict():
     leak = {"kind": "leak", "column": "refunded", "text": "tells the label: AUC 1.000", "cure": "Leave it out: --drop refunded."}
     record = with_rows(4_000, 500, findings=[leak, leak | {"kind": "id", "column": "id"}])
     assert verdict.headline(record) == "This result cannot be trusted: 'refunded' gives the label away."
+
+
+def test_a_metric_of_too_few_rows_is_not_shown():
+    assert any("AUC" in tile["label"] for tile in verdict.tiles(with_rows(4_000, 500)))
+    assert not any("AUC" in tile["label"] for tile in verdict.tiles(with_rows(5, 2)))

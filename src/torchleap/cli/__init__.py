@@ -26,8 +26,8 @@ Commands = Mapping[str, "Callable[..., None] | Commands"]
 HELP = {  # of the groups; a command's own is its docstring, also where it stands for its group
     "": "Find out which input fields a deep ranking model can do without.\n\n"
     "Example: torchleap select clicks.parquet --label click --out result",
-    "data": "Look at data, convert it, make some.\n\nExample: torchleap data inspect clicks.csv --label click",
-    "make": "Make data whose truth is known.\n\nExample: torchleap data make industrial log.parquet",
+    "data": "Inspect data, convert it, make some, clear caches.\n\nExample: torchleap data inspect clicks.csv --label click",
+    "make": "Make synthetic data with known ground truth.\n\nExample: torchleap data make industrial log.parquet",
 }
 
 

@@ -77,7 +77,7 @@ def data_make_industrial(
     seed: Annotated[int, typer.Option(help="Another seed gives other effects and rows.")] = 0,
     force: Annotated[bool, typer.Option("--force", help="Overwrite a file that is there.")] = False,
 ) -> None:
-    """Make a search-ranking log of which it is known what each field is for.
+    """Make a synthetic search-ranking log with known ground truth.
 
     Example: torchleap data make industrial log.parquet --rows 100000 --fields 64 --dims 1000
     """

@@ -27,10 +27,10 @@ def findings_of(context: typer.Context, task: Task, file: str, settings: Mapping
     """Look at the first rows of a file as `data inspect` does; what is wrong with the inputs, in the words of the options."""
     from ..data.inspection import inspect
 
-    found = inspect(file, rows=LOOKED_AT, **settings).findings
+    positive = task.roles.get("positive")  # as it was found in all rows
+    found = inspect(file, **{**settings, "positive": positive}, only=task.fields.names, rows=LOOKED_AT).findings
     options = options_of(context)
-    inputs = {*task.fields.names, None}
-    return [asdict(one) | {"cure": in_options(one.cure, options)} for one in found if one.column in inputs]
+    return [asdict(one) | {"cure": in_options(one.cure, options)} for one in found]
 
 
 def positives_line(task: Task) -> str:

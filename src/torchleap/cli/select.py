@@ -125,7 +125,7 @@ def demo(
 
     truth = KnownTruth(seed=seed)
     task = known_truth(truth, rows)
-    training = Training(batch=256, epochs=6, patience=2)
+    training = Training(batch=256, epochs=12, patience=2)
     with _watch(context, partial(show_opening, task, [], "", 0.0)) as watch:
         decision = decide(task, training=training, seed=seed, callbacks=watch.callbacks, tell=watch.stage, roles=truth.role)
     decision.record["task"]["source"] = f"synthetic: tl.data.known_truth(tl.data.KnownTruth(seed={seed}), {rows})"
@@ -184,7 +184,11 @@ def _kept(context: typer.Context, out: Path) -> Iterator[None]:
     except KeyboardInterrupt:
         if ranks.is_first() and is_saved(out / STATE):
             Console(stderr=True).print(
-                f"Saved; go on with: {_command(context, '--resume')}", markup=False, highlight=False, emoji=False, soft_wrap=True
+                f"Saved; continue with: {_command(context, '--resume')}",
+                markup=False,
+                highlight=False,
+                emoji=False,
+                soft_wrap=True,
             )
         raise
 

@@ -1,6 +1,6 @@
 """inspect: what each column of a file holds, and which look wrong."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from hashlib import blake2b
@@ -93,6 +93,7 @@ def inspect(
     label: str | None = None,
     threshold: float | None = None,
     positive: str | float | None = None,
+    only: Iterable[str] | None = None,
     rows: int = 1_000_000,
     separator: str | None = None,
     names: Sequence[str] | None = None,
@@ -100,7 +101,7 @@ def inspect(
 ) -> Inspection:
     """Look at the first rows of a file or frame, before a model does; with a label also for columns that give it away.
 
-    The arguments are those of `read`; at most `rows` rows are looked at.
+    The arguments are those of `read`; at most `rows` rows are looked at, and of `only` some columns these and the label.
 
     >>> frame = pl.DataFrame({"click": [0, 1] * 50, "bought": ["no", "yes"] * 50, "country": ["de"] * 100})
     >>> [column.notes for column in inspect(frame, label="click").columns]
@@ -109,8 +110,11 @@ def inspect(
     source = open_source(data, separator=separator, names=names)
     present = source.names()
     _check(present, label, threshold, positive, rows)
+    if only is not None:
+        wanted = {*only, label}
+        present = [name for name in present if name in wanted]
     taken, length, all_rows = _first_rows(source, rows)
-    target = None if label is None else _read_label(taken, label, threshold, positive)
+    target = None if label is None else _read_label(source, taken, label, threshold, positive)
     known = {} if label is None or target is None else {_Seen(label, target, "numeric").identity(): label}
     facts, about, whole = [], list(renamed_findings(present) if source.text else ()), _Whole(length)
     for number, name in enumerate(present, start=1):
@@ -206,11 +210,12 @@ def present_text(name: str) -> pl.Expr:
     return pl.when(~text.is_in(MISSING_TEXT)).then(text).alias(name)
 
 
-def _read_label(source: Source, name: str, threshold: float | None, positive: str | float | None) -> pl.Series:
+def _read_label(whole: Source, source: Source, name: str, threshold: float | None, positive: str | float | None) -> pl.Series:
+    """The label of the first rows; which word is positive is decided by all rows."""
     given = _column(source, name)
     chosen = positive
     if threshold is None:
-        chosen = positive_of([source], name, given.head(SAMPLE_ROWS), positive) or positive
+        chosen = positive_of([whole], name, given.head(SAMPLE_ROWS), positive) or positive
     roles = Roles(name, threshold, chosen, group=None, time=None, split="order", shares=(1, 0, 0), seed=0)
     encoder = Label(roles, text=source.text)
     values = given.to_frame().select(encoder.expression()).to_series()

@@ -1,6 +1,7 @@
 """The page: a record in, one standalone HTML file out; the template, its style sheet and its script lie beside this file."""
 
 import json
+import re
 from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
@@ -94,8 +95,8 @@ def _select(record: Mapping[str, Any], drawn: Charts) -> dict[str, Any]:
     return {
         "headline": verdict.headline(record),
         "certainty": _unbroken(verdict.advice(record) or verdict.certainty(record)),
-        "findings": findings(record),
-        "savings": _unbroken(verdict.savings(record)),
+        "findings": [found | {"parts": _parts(found.get("cure", ""))} for found in findings(record)],
+        "savings": "" if dig(record, "undecided") else _unbroken(verdict.savings(record)),
         "outcome": verdict.outcome(record),
         "tiles": verdict.tiles(record),
         "facts": _facts(record),
@@ -121,6 +122,16 @@ def _select(record: Mapping[str, Any], drawn: Charts) -> dict[str, Any]:
             "removal": [names[name] for name in dig(record, "curve", "order") or [] if name in names],
         },
     }
+
+
+def _parts(text: str) -> list[tuple[str, str]]:
+    """Plain words, each with the option behind them, which no line may break.
+
+    >>> _parts("Leave it out: --drop 'a b'.")
+    [('Leave it out: ', "--drop 'a b'"), ('.', '')]
+    """
+    found = re.split(r"(--[a-z-]+ (?:'[^']*'|[^\s,;]*[^\s,;.]))", text)
+    return list(zip(found[::2], [*found[1::2], ""], strict=True))
 
 
 def _unbroken(text: str) -> str:

@@ -79,9 +79,9 @@ def advice(record: Mapping[str, Any]) -> str:
     """What would help where nothing was decided; empty where it was."""
     if not dig(record, "undecided"):
         return ""
-    positives = dig(record, "task", "positives", "train")
-    known = f" (there are {positives:,} among the train rows)" if is_number(positives) else ""
-    return f"More rows of the rarer class would help most{known}. By another rule, such as a share, the best scores are kept."
+    positives, rows = dig(record, "task", "positives", "train"), dig(record, "task", "rows", "train")
+    known = f": {positives:,} of {rows:,} train rows are positive" if is_number(positives) and is_number(rows) else ""
+    return f"More rows would help most, of the rarer class above all{known}."
 
 
 def _sign(record: Mapping[str, Any]) -> int:
@@ -143,7 +143,7 @@ def tiles(record: Mapping[str, Any]) -> list[dict[str, Any]]:
         found.append(_tile("Input dimensions", sum(f["width"] for f in fields), sum(f["width"] for f in kept), numbers.count))
     name = dig(record, "metrics", "difference", "metric") or "auc"
     before, after = dig(record, "metrics", "before", name), dig(record, "metrics", "after", name)
-    if is_number(before) and is_number(after):
+    if is_number(before) and is_number(after) and outcome(record) != "few":
         change = numbers.signed(after - before)
         found.append(_tile(f"{metric_word(name)} on test rows", before, after, numbers.metric) | {"change": change, "left": None})
     batch = dig(record, "savings", "batch")
