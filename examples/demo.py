@@ -25,12 +25,12 @@ def draw(path: Path, record: dict[str, Any]) -> None:
         left.plot([0, *steps], [1.0, *gate], color=COLOURS[role[name]], linewidth=1.6, alpha=0.85)
     left.set(xlabel="training step", ylabel="gate", ylim=(-0.02, 1.02), xlim=(0, steps[-1]), title="How the gates got there")
     legend = [Line2D([], [], color=colour, label=word, linewidth=3) for word, colour in COLOURS.items()]
-    left.legend(handles=legend, title="the truth", loc="center left", bbox_to_anchor=(0.02, 0.36), frameon=False)
     order = sorted(final, key=lambda name: final[name])
     right.barh(order, [final[name] for name in order], color=[COLOURS[role[name]] for name in order])
     right.set(xlabel="gate", xlim=(0, 1.0), title="Where they end: the number in a name is the field's width")
     right.tick_params(axis="y", labelsize=8)
     right.margins(y=0.01)
+    right.legend(handles=legend, title="the truth", loc="lower right", frameon=False)
     for axis in (left, right):
         axis.spines[["top", "right"]].set_visible(False)
     left.axhline(0.5, color="#5f6368", linewidth=0.8, linestyle="--")

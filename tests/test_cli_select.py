@@ -181,7 +181,7 @@ def test_a_terminal_gets_a_bar_and_the_table_of_gates(place):
     assert re.search(r"price +\d\.\d\d +█+", told)
     assert told.count("\x1b[?25l") <= told.count("\x1b[?25h")  # the cursor is back
     plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", told)
-    assert "2 of 4 fields can go" in plain
+    assert re.search(r"2 of 4 fields (can|would) go", plain)
 
 
 def interrupted_in(place, stage, *words):
@@ -230,16 +230,16 @@ def refused(capsys, *words):
 @pytest.mark.parametrize(
     ("more", "sentence"),
     [
-        (["--label", "clik"], "There is no column 'clik' for label=. Did you mean 'click'?"),
+        (["--label", "clik"], "There is no column 'clik' for --label. Did you mean 'click'?"),
         (["--method", "laep"], "There is no method 'laep'. Did you mean 'leap'"),
         (["--model", "dcm"], "There is no backbone 'dcm'. Did you mean 'dcn'"),
         (
             ["--share", "0.5", "--dims", "3"],
             "Expected one of --threshold, --share, --dims, --budget, but found --share and --dims",
         ),
-        (["--share", "2"], "share must lie above 0 and not above 1, but is 2.0."),
+        (["--share", "2"], "--share must lie above 0 and not above 1, but is 2.0."),
         (["--protect", "itm"], "There is no field 'itm'. Did you mean 'item'?"),
-        (["--protect", "item", "--dims", "3"], "The protected fields alone take 11 of dims=3."),
+        (["--protect", "item", "--dims", "3"], "The protected fields alone take 11 of --dims 3."),
         (["--cost", "garbage"], "--cost must be NAME=NUMBER,..., but has 'garbage'."),
         (["--cost", "item=many"], "--cost must be NAME=NUMBER,..., but has 'item=many'."),
         (["--cost", "item=-1"], "the cost of 'item' must be a finite number of at least 0"),
@@ -248,10 +248,10 @@ def refused(capsys, *words):
         (["--protect", '"item,pr"'], "There is no field 'item,pr'."),
         (["--cost", "itm=1"], "There is no field 'itm'. Did you mean 'item'?"),
         (["--drop", "itm"], "There is no column 'itm'. Did you mean 'item'?"),
-        (["--group", "usr"], "There is no column 'usr' for group=. Did you mean 'user'"),
-        (["--seed", "-1"], "seed must be a whole number of at least 0"),
-        (["--lr", "0"], "lr must be a number above 0"),
-        (["--time-limit", "0"], "time_limit must be a number above 0"),
+        (["--group", "usr"], "There is no column 'usr' for --group. Did you mean 'user'"),
+        (["--seed", "-1"], "--seed must be a whole number of at least 0"),
+        (["--lr", "0"], "--lr must be a number above 0"),
+        (["--time-limit", "0"], "--time-limit must be a number above 0"),
         (["--batch", "5000"], "at least one batch of 5,000 train rows, but found 1,920 rows."),
         (["--epochs", "0"], "Invalid value for '--epochs'"),
         (["--resume"], "has no run to resume. Leave --resume out."),
