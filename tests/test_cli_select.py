@@ -505,5 +505,6 @@ def test_predict_carries_columns_along(result, place, tmp_path, capsys):
     assert scores.columns == ["user", "size", "click", "score"]
     assert scores["user"].to_list() == FRAME["user"].to_list()
     assert tl.auc(scores["click"].to_numpy(), scores["score"].to_numpy()) > 0.75
+    capsys.readouterr()
     told = refused(capsys, *words, "--force", "--id", "usr")
     assert told == "There is no column 'usr' to carry along. Did you mean 'user'?"
