@@ -10,7 +10,7 @@ TORCHREC := .venv-torchrec
 .PHONY: help setup demo test mutants test-triton test-torchrec lint format type bench bench-quick picture clean
 
 help:
-	@echo "make demo     the whole story on a made log of which the truth is known, with a report (about a minute)"
+	@echo "make demo     select fields of synthetic rows with known ground truth, with a report (about a minute)"
 	@echo "make test     run the tests"
 	@echo "make mutants  make small mistakes in copies of the source: do the tests notice? ONLY=surgery for a part (ten minutes)"
 	@echo "make test-triton  test the GPU kernel in Triton's interpreter (downloads a gigabyte)"
@@ -18,8 +18,8 @@ help:
 	@echo "make lint     ruff: check and format check"
 	@echo "make type     mypy --strict on src"
 	@echo "make bench    what LeAP costs a training step, as ratios, and the speed of memory (four minutes)"
-	@echo "make bench-quick  the paper's three tables in small, on made data (some minutes)"
-	@echo "make picture  draw the README's picture anew"
+	@echo "make bench-quick  small versions of the paper's three tables, on synthetic data (some minutes)"
+	@echo "make picture  run the demo and draw the README's picture from its report"
 
 setup: $(READY)
 
@@ -90,14 +90,15 @@ bench: $(READY)
 	$(RUN) benchmarks/overhead.py --quick
 	$(RUN) benchmarks/roofline.py --repeats 7
 
-# The store in bench-quick/ is kept: a second call only prints. Remove the folder to run anew.
+# The store in bench-quick/ is kept: a second call only prints. Remove the folder to run again.
 bench-quick: $(READY)
 	$(RUN) -m torchleap.cli bench --grid benchmarks/grids/quick.toml --out bench-quick/table1
 	$(RUN) -m torchleap.cli bench stepwise --grid benchmarks/grids/quick-stepwise.toml --out bench-quick/table2
 	$(RUN) -m torchleap.cli bench roi --rows 40000 --fields 64 --dims 1000 --epochs 6 --steps 30 --seeds 2 --out bench-quick/table3
 
 picture: $(READY)
-	$(RUN) examples/demo.py --picture docs/images/gates.png
+	$(RUN) -m torchleap.cli demo
+	$(RUN) examples/demo.py torchleap-demo --picture docs/images/gates.png
 
 clean:
 	rm -rf $(VENV) $(TRITON) $(TORCHREC) src/torchleap/mix/*.so build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -142,7 +142,7 @@ def test_quiet_is_understood_at_any_place(place, clicks, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (["data", "inspect", "FILE", "--label", "clik"], "There is no column 'clik' for label=. Did you mean 'click'"),
+        (["data", "inspect", "FILE", "--label", "clik"], "There is no column 'clik' for --label. Did you mean 'click'"),
         (["data", "inspect", "nothing.csv"], "There is no file nothing.csv."),
         (["data", "inspect", "FILE", "--labl", "x"], "No such option: --labl"),
         (["data", "inspect", "FILE", "--rows", "0"], "Invalid value for '--rows'"),

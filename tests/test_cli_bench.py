@@ -235,7 +235,7 @@ def test_control_c_says_how_to_go_on(place, capsys, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(RetrainTrial, "run", interrupted)
         out, err = said(capsys, *words, code=130)
-    assert (out, err) == ("", "Finished trials are saved; the same command goes on.\n")
+    assert (out, err) == ("", "Finished trials are saved; the same command continues.\n")
     assert len((place / "broken" / "trials.jsonl").read_text().splitlines()) == 4
     assert "Test AUC" in said(capsys, *words)[0]
 

@@ -3,6 +3,7 @@
 import copy
 import json
 import math
+import re
 from dataclasses import replace
 
 import polars as pl
@@ -389,9 +390,33 @@ def test_when_all_gates_close_the_scores_are_not_lost(task, tmp_path):
     def go(**more):
         return decide(task, model="mlp", method=LeAP(strength=50.0), training=TRAINING, checkpoint=tmp_path, **more)
 
-    with pytest.raises(tl.SelectionError, match="No field scores 0.5 or more; the best score is .* Lower the threshold, or give"):
-        go()
-    assert len(go(share=0.5).selection.kept) == 2
+    found = go()
+    assert found.selection.dropped == ()
+    assert found.record["rule"] == {"threshold": 0.5}
+    assert re.match(r"no field scores 0.5 or more, the best is '\w+' with 0\.\d\d$", found.record["undecided"])
+    assert (tmp_path / "full.pt").exists()
+    again = go(share=0.5)
+    assert len(again.selection.kept) == 2
+    assert again.record["undecided"] is None
+    assert again.selection.scores == found.selection.scores
+    assert not (tmp_path / "full.pt").exists()
+
+
+def test_where_the_rows_are_too_few_nothing_is_dropped_without_a_rule():
+    few = tl.data.read(rows(60), label="click", split="order", columns=COLUMNS)
+    found = decide(few, model="mlp", training=replace(TRAINING, batch=16, epochs=1))
+    assert found.selection.dropped == ()
+    assert re.match(r"6 test rows, \d of them positive, are too few to tell$", found.record["undecided"])
+    by_rule = decide(few, model="mlp", training=replace(TRAINING, batch=16, epochs=1), share=0.5)
+    assert len(by_rule.selection.dropped) == 2
+    assert by_rule.record["undecided"] is None
+
+
+def test_positives_and_findings_are_recorded(task):
+    finding = {"kind": "leak", "column": "item", "text": "tells the label", "cure": "Leave it out."}
+    found = decide(task, model="mlp", training=replace(TRAINING, epochs=1), share=0.5, findings=[finding])
+    assert found.record["findings"] == [finding]
+    assert found.record["task"]["positives"]["test"] == int(task.test.label.sum())
 
 
 def test_ties_go_as_select_has_them(task):

@@ -333,7 +333,8 @@ def _standing(run: Run) -> str:
     found = [record[f"valid_{metric}"] for record in run.history]
     best = min(found) if metric == "log_loss" else max(found)
     waited = len(found) - 1 - found.index(best)
-    return f"loss {run.history[-1]['train_loss']:.4f} best {best:.4f} no gain {waited}/{run.training.patience}"
+    since = f", {plural(waited, 'evaluation')} ago" if waited else ""
+    return f"loss {run.history[-1]['train_loss']:.4f} best {best:.4f}{since}"
 
 
 def _csv_line(cells: Sequence[object]) -> str:

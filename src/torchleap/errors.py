@@ -37,6 +37,18 @@ class WriteError(TorchleapError, OSError):
     """A file cannot be written: no space is left, or the place does not allow it."""
 
 
+def shown(value: object, most: int = 60) -> str:
+    """Write a value for a message: quoted, without control characters, and never longer than `most`.
+
+    >>> shown("a" * 100, most=12)
+    "'aaaaaaa...'"
+    """
+    text = repr(value)
+    if len(text) <= most:
+        return text
+    return f"{text[: most - 4]}...{text[-1]}"
+
+
 def nearest(name: str, known: Iterable[str]) -> str:
     """Say which known names resemble `name`.
 
@@ -46,9 +58,9 @@ def nearest(name: str, known: Iterable[str]) -> str:
     names = list(known)
     close = get_close_matches(name, names, n=3, cutoff=0.4)
     if close:
-        return f"Did you mean {' or '.join(map(repr, close))}?"
-    shown = ", ".join(map(repr, names[:8])) + (", ..." if len(names) > 8 else "")
-    return f"Known: {shown or 'none'}."
+        return f"Did you mean {' or '.join(map(shown, close))}?"
+    listed = ", ".join(map(shown, names[:8])) + (", ..." if len(names) > 8 else "")
+    return f"Known: {listed or 'none'}."
 
 
 def refuse_settings(expected: Mapping[str, bool]) -> None:

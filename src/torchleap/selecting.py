@@ -36,6 +36,7 @@ from .train import Hook, Training, TrainingError, evaluate, fit, predict
 
 FORMAT = 1
 POINTS = 24  # of the curve: fields are masked in that many steps at most
+ENOUGH = 10  # rows of each class, below which an AUC is an accident
 SERVED = 512  # rows of a batch whose time is measured
 NOTE = "decision.json"  # what the checkpoints of a decision belong to
 Tell = Callable[[str], None]
@@ -89,6 +90,7 @@ def decide(
     keep_checkpoint: bool = False,
     tell: Tell = lambda stage: None,
     roles: Mapping[str, str] | None = None,
+    findings: Sequence[Mapping[str, Any]] = (),
 ) -> Decision:
     """Score the fields, drop those that a rule says, cut them out of the model, fine-tune it, and compare on the test rows.
 
@@ -100,20 +102,27 @@ def decide(
         threshold, share, dims, cost: One rule, as in `select`; without one it is 0.5 for gates and half of the fields otherwise.
         time_limit: Seconds for all of it, about; each stage then ends with the best it has.
         checkpoint: A folder to go on from after a crash or Ctrl-C, with the same settings, but for the rule; what was saved
-            there is removed at the end.
+            there is removed at the end, unless nothing was decided.
         keep_checkpoint: Leave it instead: the same call, also by another rule, then loads what was trained.
         tell: Called with the name of each stage when it begins.
         roles: What each field is known to be for, where the truth is known; for the report.
+        findings: What looks wrong with the data, `asdict` of those of `data.inspect`; for the report.
+
+    Where no field reaches a threshold, and without a rule where the rows are too few to tell anything, all fields are kept and
+    `record["undecided"]` says why.
     """
     work = _Work(task, backbone_named(model), named(method), seeded(training, task, seed), seed, callbacks, tell)
     work.folder, work.time_limit = None if checkpoint is None else Path(checkpoint), time_limit
     rule = {"threshold": threshold, "share": share, "dims": dims, "cost": cost}
-    if all(value is None for value in rule.values()) and not isinstance(work.method, LeAP):
+    work.has_rule = any(value is not None for value in rule.values())
+    if not work.has_rule and not isinstance(work.method, LeAP):
         rule["share"] = 0.5
     work.check(rule)
     decision = work.decide(rule, roles or {})
+    decision.record["findings"] = [dict(finding) for finding in findings]
     ranks.meet()
-    if work.folder is not None and not keep_checkpoint and ranks.is_first():
+    done = decision.record["undecided"] is None  # else another rule may follow, which needs no training
+    if work.folder is not None and done and not keep_checkpoint and ranks.is_first():
         forget(work.folder)
     return decision
 
@@ -149,6 +158,7 @@ class _Work:
     folder: Path | None = None
     time_limit: float | None = None
     seconds: dict[str, float] = field(default_factory=dict)
+    has_rule: bool = True  # whether the user has given one
 
     def check(self, rule: Mapping[str, Any]) -> None:
         """All that can be known to be wrong before the first step."""
@@ -168,7 +178,8 @@ class _Work:
                 if group is not None:
                     gauc(label, label, group)
             except MetricError as error:
-                cure = "Give more rows, or split them otherwise."
+                positives = sum(int(rows.label.sum()) for rows in (self.task.train, self.task.valid, self.task.test))
+                cure = f"There are {positives:,} positives in all. Give more rows, or split them otherwise."
                 raise DataError(f"Models cannot be compared on these {part.part} rows: {error} {cure}") from error
 
     def decide(self, rule: Mapping[str, Any], roles: Mapping[str, str]) -> Decision:
@@ -177,13 +188,36 @@ class _Work:
                 self._note(rule)
         full = self._stage("training with all fields", self._full)
         found = self._stage("searching", self._search)
-        selection = found.select(**rule)
+        selection, undecided = self._selected(found, rule)
         plugin = self._stage("preparing", lambda: self._plugin(found, full))
         curve = self._stage("masking", lambda: self._curve(plugin, selection))
         small = self._stage("fine-tuning", lambda: self._small(plugin, selection))
         record = self._stage("comparing", lambda: self._record(full, found, plugin, selection, small, curve, roles))
+        record["undecided"] = undecided
         record["seconds"] = dict(self.seconds)
         return Decision(selection, small, record, self.task)
+
+    def _selected(self, found: SearchResult, rule: Mapping[str, Any]) -> tuple[Selection, str | None]:
+        """The fields to keep, by the rule; all of them, and why, where nothing can be said."""
+        few = None if self.has_rule else self._too_few()
+        best = max(found.scores, key=lambda name: found.scores[name])
+        bar = rule["threshold"]
+        if bar is None and all(rule[name] is None for name in ("share", "dims", "cost")):
+            bar = 0.5
+        if few is None and (bar is None or self.task.protected or found.scores[best] >= bar):
+            return found.select(**rule), None
+        reason = few or f"no field scores {bar:g} or more, the best is {best!r} with {found.scores[best]:.2f}"
+        every = found.select(threshold=min(found.scores.values()))
+        kept_by = {name: value for name, value in every.settings.items() if name != "threshold"}
+        return replace(every, settings={**kept_by, "threshold": bar or 0.5}), reason
+
+    def _too_few(self) -> str | None:
+        """Why the rows that gates and comparison rest on tell nothing, if they do."""
+        for rows in (self.task.test, self.task.valid):
+            positives = int(rows.label.sum())
+            if min(positives, len(rows) - positives) < ENOUGH:
+                return f"{len(rows):,} {rows.part} rows, {positives:,} of them positive, are too few to tell"
+        return None
 
     def _stage(self, name: str, work: Callable[[], Any]) -> Any:
         self.tell(name)
@@ -339,7 +373,10 @@ class _Work:
     def _task(self) -> dict[str, Any]:
         fields, roles = self.task.fields, self.task.roles
         size = {"rows": dict(self.task.rows), "fields": len(fields), "dims": fields.dims}
-        return {"label": roles["label"], "source": None, **size, "group": roles.get("group")}
+        parts = (self.task.train, self.task.valid, self.task.test)
+        positives = {rows.part: int(rows.label.sum()) for rows in parts}
+        label = {"label": roles["label"], "positive": roles.get("positive")}
+        return {**label, "source": None, **size, "positives": positives, "group": roles.get("group")}
 
     def _fields(self, plugin: Plugin, selection: Selection, roles: Mapping[str, str]) -> list[dict[str, Any]]:
         gates = isinstance(self.method, LeAP)

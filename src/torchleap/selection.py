@@ -185,7 +185,7 @@ def select(
     if rule == "threshold":
         kept = {f.name for team in teams for f in team if team[0].protected or max(scores[m.name] for m in team) >= limit}
         best = max(scores.values())
-        hint = f"No field scores {limit} or more; the best score is {best:.4f}. Lower the threshold, or give a share."
+        hint = f"No field scores {limit} or more; the best score is {best:.4f}. Lower threshold=, or give share=."
     else:
         kept, hint = _within_budget(fields, teams, rule, limit)
     if not kept:

@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -14,16 +14,21 @@ from torch import Tensor, nn
 from . import export
 from .data.applying import MANIFEST as ENCODED
 from .data.applying import Encoding, save_encoding
+from .data.sources import open_source
 from .data.task import Batch, Task
-from .errors import DataError, is_whole
+from .errors import DataError, is_whole, nearest
 from .selection import Selection
 from .text import write_whole
+
+if TYPE_CHECKING:
+    from polars import DataFrame
 
 LAYOUT = "layout.json"
 KINDS = ("ids", "numbers")
 LARGEST = 1 << 24  # places that a row may have
 MODEL = "model"
 ENCODING = "encoding"
+SCORE = "score"  # the column of the scores
 
 
 def save_served(model: nn.Module, task: Task, selection: Selection, folder: Path, metrics: dict[str, float]) -> None:
@@ -98,6 +103,37 @@ class Served:
         for batch in self.encoding.batches(data, separator=separator, names=names, progress=progress):
             log_odds = self.model(*self.inputs(batch))
             yield torch.sigmoid(log_odds.double())  # float32 would make equal of what is not
+
+    def scored(
+        self,
+        data: Any,
+        *,
+        ids: Sequence[str] = (),
+        separator: str | None = None,
+        names: Sequence[str] | None = None,
+        progress: Callable[[str, int, int], None] | None = None,
+    ) -> "DataFrame":
+        """Return a frame of all rows in their order: the columns that are carried along, and a column "score".
+
+        Args:
+            ids: Columns of the data, as they stand there; the model need not read them.
+            separator, names, progress: As in `torchleap.data.read`.
+        """
+        import polars
+
+        source = open_source(data, separator=separator, names=names)
+        known = source.names()
+        for name in ids:
+            if name not in known:
+                raise DataError(f"There is no column {name!r} to carry along. {nearest(str(name), known)}")
+        if SCORE in ids:
+            raise DataError(f"The column {SCORE!r} cannot be carried along: the scores are called so. Rename it.")
+        parts = self.probabilities(data, separator=separator, names=names, progress=progress)
+        scores = polars.concat([polars.Series(SCORE, part.numpy()) for part in parts])
+        wanted = list(dict.fromkeys(ids))
+        if not wanted:
+            return scores.to_frame()
+        return polars.concat(source.blocks(wanted)).with_columns(scores)
 
     def inputs(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """A batch of the kept columns as the model takes it; it does not read what dropped columns would be."""

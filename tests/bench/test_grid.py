@@ -132,7 +132,6 @@ def test_a_word_may_stand_for_a_list_and_groups_for_their_members(load):
         ("data = [", "grid.toml is not TOML: "),
         ("", "expected at least one of data, but found none"),
         ('data = ["census", "census"]', "expected a name for each data set, but found one twice"),
-        ('data = ["census"]\n[set.census]\npath = "x"', "expected a name for each data set, but found one twice"),
     ],
 )
 def test_a_mistake_in_a_file_is_told_with_the_nearest_name(load, text, told):
@@ -182,3 +181,18 @@ def test_a_training_has_the_batch_of_its_data_and_gauc_chooses_where_there_are_g
 def test_others_are_compared_with_leap_or_else_with_the_first():
     assert Grid.of([TINY], ["lasso", "leap", "random"]).leap == "leap"
     assert Grid.of([TINY], ["lasso", "random"]).leap == "lasso"
+
+
+def test_a_set_of_the_file_may_be_named_among_the_data(tmp_path):
+    path = tmp_path / "grid.toml"
+    path.write_text('data = ["kdd", "truth@1"]\n[set.other]\nkind = "truth"\n[set.kdd]\nfile = "kdd.parquet"\nlabel = "income"\n')
+    grid = Grid.load(path)
+    assert [recipe.name for recipe in grid.data] == ["kdd", "truth@1", "other"]
+    assert grid.data[0].settings == {"file": "kdd.parquet", "label": "income"}
+
+
+def test_a_set_of_the_file_takes_the_place_of_a_known_one_of_its_name(tmp_path):
+    path = tmp_path / "grid.toml"
+    path.write_text('data = ["census"]\n[set.census]\npath = "x"\n')
+    (recipe,) = Grid.load(path).data
+    assert recipe.settings == {"path": "x"}

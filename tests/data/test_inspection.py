@@ -92,12 +92,12 @@ def test_ids_in_text_are_told_from_measured_numbers_even_beyond_64_bits(write):
 
 
 def test_a_column_at_its_default_is_noted():
-    assert notes(pl.DataFrame({"x": [0] * 992 + [1, 2] * 4}), "x") == ("99.2 % default",)
-    assert notes(pl.DataFrame({"x": [None] * 992 + [1, 2] * 4}), "x") == ("99.2 % missing",)
+    assert notes(pl.DataFrame({"x": [0] * 992 + [1, 2] * 4}), "x") == ("the same value in 99.2 % of rows",)
+    assert notes(pl.DataFrame({"x": [None] * 992 + [1, 2] * 4}), "x") == ("missing in 99.2 % of rows",)
 
 
 def test_a_share_short_of_all_does_not_read_as_all():
-    assert notes(pl.DataFrame({"x": [0] * 9_999 + [1]}), "x") == (">99.9 % default",)
+    assert notes(pl.DataFrame({"x": [0] * 9_999 + [1]}), "x") == ("the same value in >99.9 % of rows",)
 
 
 @pytest.mark.parametrize("sign", [1, -1])
@@ -185,14 +185,14 @@ def test_lists_are_described_by_their_lengths():
     data = pl.DataFrame({"tags": [["a", "b"], [], ["a"], None, ["a", "b", "c"], ["d"]]})
     column = facts(data, "tags")
     assert (column.kind, column.dtype, column.missing, column.distinct) == ("list", "List(String)", 1 / 6, 5)
-    assert column.notes == ("1.4 items a row, at most 3; 20.0 % are empty",)
+    assert column.notes == ("1.4 items per row, at most 3; 20.0 % are empty",)
 
 
 def test_vectors_have_a_width_and_a_default():
     vectors = np.zeros((ROWS, 3), dtype=np.float32)
     vectors[:5] = DICE.normal(size=(5, 3))
     column = facts(pl.DataFrame({"v": pl.Series(vectors)}), "v")
-    assert (column.kind, column.dtype, column.notes) == ("vector", "3 x Float32", ("99.5 % default",))
+    assert (column.kind, column.dtype, column.notes) == ("vector", "3 x Float32", ("the same value in 99.5 % of rows",))
     assert column.common_value == "[0.0, 0.0, 0.0]"
 
 

@@ -210,3 +210,24 @@ def test_pictures_of_a_benchmark_have_a_title_and_a_legend_and_the_page_has_its_
 def test_a_ninth_series_looks_like_none_of_the_others():
     _, gates = bench_context(large_bench_record())["curves"]
     assert len({(series["hue"], series["dash"]) for series in gates["legend"]}) == 9
+
+
+def test_findings_stand_at_the_top_with_the_option_that_helps():
+    leak = {
+        "kind": "leak",
+        "column": "<b>refunded",
+        "text": "tells the label: AUC 1.000",
+        "cure": "Leave it out: --drop refunded.",
+    }
+    record = select_record(12) | {
+        "findings": [leak, {"kind": "rows", "column": None, "text": "9 rows repeat", "cure": "Remove them."}]
+    }
+    page = Report(record).html()
+    assert "<b>&lt;b&gt;refunded</b>: tells the label: AUC 1.000. Leave it out: <code>--drop refunded</code>." in page
+    assert page.index("Read this first") < page.index('class="tiles"')
+    assert "9 rows repeat. Remove them." in page
+
+
+@pytest.mark.parametrize("findings", [None, "x", 3, [3, None, {}], {"a": 1}])
+def test_damaged_findings_are_passed_over(findings):
+    assert "Read this first" not in Report(select_record(12) | {"findings": findings}).html()

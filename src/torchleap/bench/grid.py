@@ -73,7 +73,8 @@ class Grid:
         """Read a TOML file; an unknown key is refused with the nearest known one.
 
         `data`, `methods` and `models` are lists of names; tables `[set.NAME]`, `[method.NAME]` and `[model.NAME]` add ones with
-        settings of their own, where "none" stands for None; `[training]` holds settings of the training.
+        settings of their own, where "none" stands for None; `data` may name them, too. `[training]` holds settings of the
+        training.
         """
         content = read_toml(path)
         known = [entry.name for entry in fields(cls)] + ["set", "method", "model"]
@@ -85,11 +86,13 @@ class Grid:
         lists = ("data", "methods", "models", "shares")
         given: dict[str, Any] = {key: _listed(path, key, value) if key in lists else value for key, value in content.items()}
         data, methods, models = (given.pop(name, None) for name in ("data", "methods", "models"))
-        own_data = tuple(sets.described(name, table) for name, table in own["set"].items())
+        own_data = {name: sets.described(name, table) for name, table in own["set"].items()}
+        named = [own_data.get(word, word) for word in data or ()]
+        unnamed = [recipe for recipe in own_data.values() if recipe not in named]
         own_methods = {name: method_named(*_named(name, table)) for name, table in own["method"].items()}
         own_models = {name: with_settings(benchmark(kind), table) for name, (kind, table) in _all_named(own["model"])}
         return cls(
-            data=_recipes(data or ()) + own_data,
+            data=_recipes([*named, *unnamed]),
             methods={**_methods(methods or (() if own_methods else "all")), **own_methods},
             models={**_models(models or (() if own_models else "wide_deep")), **own_models},
             training=training,

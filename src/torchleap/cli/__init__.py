@@ -29,8 +29,8 @@ Commands = Mapping[str, "Callable[..., None] | Commands"]
 HELP = {  # of the groups; a command's own is its docstring, also where it stands for its group
     "": "Find out which input fields a deep ranking model can do without.\n\n"
     "Example: torchleap select clicks.parquet --label click --out result",
-    "data": "Look at data, convert it, make some.\n\nExample: torchleap data inspect clicks.csv --label click",
-    "make": "Make data whose truth is known.\n\nExample: torchleap data make industrial log.parquet",
+    "data": "Inspect data, convert it, make some, clear caches.\n\nExample: torchleap data inspect clicks.csv --label click",
+    "make": "Make synthetic data with known ground truth.\n\nExample: torchleap data make industrial log.parquet",
 }
 
 
@@ -46,7 +46,12 @@ def commands() -> Commands:
         "export": results.export,
         "compare": results.compare,
         "bench": {"": bench.bench, "stepwise": bench.bench_stepwise, "roi": bench.bench_roi},
-        "data": {"inspect": data.data_inspect, "convert": data.data_convert, "make": {"industrial": data.data_make_industrial}},
+        "data": {
+            "inspect": data.data_inspect,
+            "convert": data.data_convert,
+            "make": {"industrial": data.data_make_industrial},
+            "cache": data.data_cache,
+        },
         "doctor": doctor.doctor,
     }
 
@@ -59,6 +64,8 @@ def build_app() -> typer.Typer:
 
 
 def _group(name: str, commands: Commands) -> typer.Typer:
+    from .wording import in_own_words
+
     plain = {"rich_markup_mode": None, "add_completion": name == "", "pretty_exceptions_enable": False, "no_args_is_help": True}
     told = {"help": HELP[name]} if name in HELP else {}  # else the docstring of the group's own command
     app = typer.Typer(**told, **plain)  # type: ignore[arg-type]
@@ -66,9 +73,9 @@ def _group(name: str, commands: Commands) -> typer.Typer:
         if isinstance(command, Mapping):
             app.add_typer(_group(word, command), name=word)
         elif not word:
-            app.callback(invoke_without_command=True, no_args_is_help=True)(_bounded(command))
+            app.callback(invoke_without_command=True, no_args_is_help=True)(in_own_words(_bounded(command)))
         else:
-            app.command(word)(_bounded(command))
+            app.command(word)(in_own_words(_bounded(command)))
     return app
 
 
@@ -122,7 +129,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return 2  # it is not alone in that: the first rank of its machine says the same
         if sentence is None or "--debug" in words:
             traceback.print_exc()
-        told = sentence or "This is a mistake in torchleap; please report it with the lines above."
+        from .wording import bounded
+
+        told = bounded(sentence or "This is a mistake in torchleap; please report it with the lines above.")
         Console(stderr=True).print(told, style="red", markup=False, highlight=False, emoji=False, soft_wrap=True)
         return 1 if sentence is None else 2
 

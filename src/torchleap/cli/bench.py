@@ -1,4 +1,4 @@
-"""torchleap bench: methods, data sets, backbones, shares and seeds compared under one protocol; killed runs go on."""
+"""torchleap bench: methods, data sets, backbones, shares and seeds compared under one protocol; killed runs resume."""
 
 from __future__ import annotations
 
@@ -25,11 +25,13 @@ Label = Annotated[str | None, typer.Option(help="The column to predict, for file
 Group = Annotated[str | None, typer.Option(help="The column of GAUC's groups, for files.")]
 Methods = Annotated[str, typer.Option(help="all, paper, or names: a,b,c.")]
 Models = Annotated[str, typer.Option(help="Backbones: all, or names: a,b,c.")]
-Out = Annotated[Path | None, typer.Option(help="The folder for results; the same one goes on with a run that was broken off.")]
+Out = Annotated[Path | None, typer.Option(help="The folder for results; the same one continues a run that was interrupted.")]
 Folder = Annotated[str | None, typer.Option(help="Where the public sets lie; else $TORCHLEAP_DATA.")]
 Jobs = Annotated[int | None, typer.Option(min=1, help="Trials at a time; as many as the cores allow if left out.")]
-Threads = Annotated[int, typer.Option(min=1, help="Of each trial; others may round otherwise, so they are other trials.")]
-Batch = Annotated[int | None, typer.Option(min=2, help="Rows a step; as published, or by the number of rows.")]
+Threads = Annotated[
+    int, typer.Option(min=1, help="Of each trial; another number rounds otherwise, so a seed repeats with the same one only.")
+]
+Batch = Annotated[int | None, typer.Option(min=2, help="Rows per step; as published, or by the number of rows.")]
 Epochs = Annotated[int, typer.Option(min=1, help="At most so many; it stops when nothing gets better.")]
 Seeds = Annotated[int, typer.Option(min=1, help="Seeds of each training.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
@@ -237,7 +239,7 @@ def _runner(
         try:
             yield Runner(out, jobs=jobs or max(1, cores() // threads), threads=threads, sets=folder, tell=tell, reading=reading)
         except KeyboardInterrupt:
-            console.print("Finished trials are saved; the same command goes on.", markup=False, highlight=False)
+            console.print("Finished trials are saved; the same command continues.", markup=False, highlight=False)
             raise
 
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import shlex
+import time
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from ..text import plural
+from ..errors import TorchleapError
+from ..text import plural, table
 from .show import IN_QUOTES, as_json, by_role, names_of, progress, separator_of, show
 
 
@@ -74,7 +77,7 @@ def data_make_industrial(
     seed: Annotated[int, typer.Option(help="Another seed gives other effects and rows.")] = 0,
     force: Annotated[bool, typer.Option("--force", help="Overwrite a file that is there.")] = False,
 ) -> None:
-    """Make a search-ranking log of which it is known what each field is for.
+    """Make a synthetic search-ranking log with known ground truth.
 
     Example: torchleap data make industrial log.parquet --rows 100000 --fields 64 --dims 1000
     """
@@ -92,3 +95,41 @@ def data_make_industrial(
         share = pl.read_parquet(out, columns=["label"])["label"].to_numpy().mean()
         show(f"The label is 1 in {100 * share:.1f} % of rows.\n\n{by_role(log.role, log.widths)}\n")
         show(f"Next: torchleap data inspect {shlex.quote(str(out))} --label label")
+
+
+def data_cache(
+    context: typer.Context,
+    place: Annotated[Path, typer.Argument(help="A folder with data, or a file.")] = Path(),
+    clear: Annotated[bool, typer.Option("--clear", help="Remove what is listed; it is made again when it is needed.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """List the encoded copies of data that torchleap keeps to begin faster, here and in the user's cache.
+
+    Example: torchleap data cache --clear
+    """
+    from ..data import caches
+    from ..report import numbers
+
+    if not place.exists():
+        raise TorchleapError(f"There is no folder {place}.")
+    found = []
+    for folder in caches.cache_folders(place):
+        found += list(caches.clear(folder)) if clear else caches.cached_in(folder)
+    if json:
+        as_json([asdict(one) | {"path": str(one.path)} for one in found])
+        return
+    if not found:
+        show("Nothing is kept here or in the user's cache.")
+        return
+    cells = [[str(one.path), numbers.size(one.bytes), _age(one.changed), one.source or "unknown"] for one in found]
+    longest = max(len(source) for *_, source in cells)
+    show(table(["folder", "size", "age", "of".ljust(longest)], [[*most, source.ljust(longest)] for *most, source in cells]))
+    total = f"{plural(len(found), 'folder')}, {numbers.size(sum(one.bytes for one in found))}"
+    show(f"Removed {total}." if clear else f"{total}; --clear removes them.")
+
+
+def _age(moment: float) -> str:
+    from ..report import numbers
+
+    seconds = max(0.0, time.time() - moment)
+    return numbers.seconds(seconds) if seconds < 86_400 else plural(int(seconds / 86_400), "day")

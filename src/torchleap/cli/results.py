@@ -9,7 +9,7 @@ import typer
 
 from ..errors import TorchleapError
 from ..text import plural, replace_file, table
-from .show import IN_QUOTES, as_json, names_of, progress, separator_of, show
+from .show import IN_QUOTES, as_json, listed, names_of, progress, separator_of, show
 
 if TYPE_CHECKING:
     from ..selection import Selection
@@ -45,24 +45,25 @@ def predict(
     folder: Annotated[Path, typer.Argument(help="The results of select.")],
     file: Annotated[str, typer.Argument(help="Rows to score; they need the kept columns alone.")],
     out: Annotated[Path, typer.Option(help="The scores: .parquet or .csv, a column 'score' in the order of the rows.")],
+    ids: Annotated[
+        list[str] | None, typer.Option("--id", help=f"Columns to carry along before the score: a,b,c; {IN_QUOTES}.")
+    ] = None,
     separator: Annotated[str | None, typer.Option(help="Of CSV; found in its first line if left out.")] = None,
     names: Annotated[str | None, typer.Option(help=f"Of the columns of CSV without a header: a,b,c; {IN_QUOTES}.")] = None,
     force: Annotated[bool, typer.Option("--force", help="Overwrite a file that is there.")] = False,
 ) -> None:
     """Score the rows of a file with the saved model.
 
-    Example: torchleap predict result new.parquet --out scores.parquet
+    Example: torchleap predict result new.parquet --id user_id,item_id --out scores.parquet
     """
-    import polars as pl
-
     from ..data.converting import check_free
     from ..serving import Served
 
     served = Served.load(folder)
     check_free(out, [".parquet", ".csv"], overwrite=force)
+    carried = [name for word in ids or () for name in listed(word)]
     with progress(context) as tell:
-        parts = served.probabilities(file, separator=separator_of(separator), names=names_of(names), progress=tell)
-        scores = pl.concat([pl.Series("score", part.numpy()) for part in parts]).to_frame()
+        scores = served.scored(file, ids=carried, separator=separator_of(separator), names=names_of(names), progress=tell)
     with replace_file(out) as temporary:
         (scores.write_csv if out.suffix == ".csv" else scores.write_parquet)(temporary)
     if not context.obj["quiet"]:
@@ -125,7 +126,9 @@ def compare(
     if json:
         as_json(content)
         return
-    show(f"{first}: {a!r}\n{second}: {b!r}\nShared by both over kept by either: {a.jaccard(b):.2f}")
+    both = len(set(a.kept) & set(b.kept))
+    either = both + len(differing)
+    show(f"{first}: {a!r}\n{second}: {b!r}\nOf {plural(either, 'field')} that one of them keeps, both keep {both}.")
     if not differing:
         show("They keep the same fields.", style="green")
         return

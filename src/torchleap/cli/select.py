@@ -4,21 +4,26 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+import time as clock
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 
-from ..errors import SelectionError, TorchleapError
+from ..errors import TorchleapError
 from ..text import held, plural
+from .opening import findings_of, show_findings, show_opening
 from .show import IN_QUOTES, as_json, joined, listed, names_of, numbers_by_name, progress, separator_of, show
 
 if TYPE_CHECKING:
+    from ..data.truth import KnownTruth
     from ..selecting import Decision
+    from ..selection import Selection
 
 STATE = ".state"  # what a run that was broken off leaves in the folder
 RESULTS = ("selection.json", "model", "encoding", "layout.json", "metrics.json", "history.jsonl", "report.json", "report.html")
@@ -45,12 +50,14 @@ def select(
     columns: Annotated[Path | None, typer.Option(help="A TOML file that says what columns are.")] = None,
     label_threshold: Annotated[float | None, typer.Option(help="The label is 1 above this, for ratings.")] = None,
     positive: Annotated[str | None, typer.Option(help="The label is 1 where it has this value.")] = None,
-    batch: Annotated[int | None, typer.Option(min=2, help="Rows a step; by the number of rows if left out.")] = None,
+    batch: Annotated[int | None, typer.Option(min=2, help="Rows per step; by the number of rows if left out.")] = None,
     epochs: Annotated[int, typer.Option(min=1, help="At most so many; it stops when nothing gets better.")] = 30,
     lr: Annotated[float, typer.Option(help="The learning rate.")] = 1e-3,
-    seed: Annotated[int, typer.Option(help="The same seed gives the same selection.")] = 0,
+    seed: Annotated[int, typer.Option(help="The same seed gives the same selection, on the same machine and thread count.")] = 0,
     time_limit: Annotated[float | None, typer.Option(help="Seconds for the whole, about.")] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with a run that was broken off.")] = False,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Continue a run that was interrupted, or by another rule one that decided nothing.")
+    ] = False,
     force: Annotated[bool, typer.Option("--force", help="Replace results that are there.")] = False,
     separator: Annotated[str | None, typer.Option(help="Of CSV; found in its first line if left out.")] = None,
     names: Annotated[str | None, typer.Option(help=f"Of the columns of CSV without a header: a,b,c; {IN_QUOTES}.")] = None,
@@ -75,66 +82,74 @@ def select(
 
     chosen, backbone = methods.named(method), models.named(model)  # before the data is read
     training = Training(epochs=epochs, lr=lr, metric="gauc" if group else "auc", checkpoint_minutes=1.0)
+    started = clock.time() - 1  # files are dated by a coarser clock
+    reading: dict[str, Any] = {
+        "label": label, "threshold": label_threshold, "positive": positive,
+        "separator": separator_of(separator), "names": names_of(names),
+    }  # fmt: skip
     with progress(context) as tell:
-        task = read(
-            file, label=label, threshold=label_threshold, positive=positive, group=group, time=time, drop=listed(drop),
-            columns=columns, separator=separator_of(separator), names=names_of(names), seed=seed, progress=tell,
-        )  # fmt: skip
-    task = task.priced(costs=costs, protect=listed(protect))
+        task = read(file, **reading, group=group, time=time, drop=listed(drop), columns=columns, seed=seed, progress=tell)
+        task = task.priced(costs=costs, protect=listed(protect))
+        findings = findings_of(context, task, file, reading)
     with ranks.joined(), _kept(context, out):
         with ranks.first_before_others():
             if ranks.is_first() and not resume:
                 forget(out / STATE)
-        with _watch(context, repr(task), quiet=json) as watch:
+        opening = partial(show_opening, task, findings, file, started)
+        with _watch(context, opening, quiet=json) as watch:
             decision = decide(
                 task, model=backbone, method=chosen, training=replace(training, batch=batch or suited_batch(task)),
                 threshold=threshold, share=share, dims=dims, cost=budget, seed=seed, time_limit=time_limit,
-                checkpoint=out / STATE, keep_checkpoint=True, callbacks=watch.callbacks, tell=watch.stage,
+                checkpoint=out / STATE, keep_checkpoint=True, callbacks=watch.callbacks, tell=watch.stage, findings=findings,
             )  # fmt: skip
             decision.record["task"]["source"] = file
         with ranks.first_before_others():
             if ranks.is_first():
                 _write(context, decision, out)
-                forget(out / STATE)
+                if decision.record["undecided"] is None:  # else another rule may follow, which needs no training
+                    forget(out / STATE)
                 _tell(context, decision, out, json, time_limit)
 
 
 def demo(
     context: typer.Context,
     out: Annotated[Path, typer.Option(help="The folder for the results.")] = Path("torchleap-demo"),
-    rows: Annotated[int, typer.Option(min=5_000, help="Rows of the log.")] = 100_000,
-    seed: Annotated[int, typer.Option(help="Another seed gives another log.")] = 0,
+    rows: Annotated[int, typer.Option(min=5_000, help="Rows to draw.")] = 60_000,
+    seed: Annotated[int, typer.Option(help="Another seed draws another world; it repeats on the same machine and threads.")] = 0,
 ) -> None:
-    """The whole story on a made search-ranking log of which it is known what each field is for; about a minute.
+    """Select among 26 fields of synthetic rows with known ground truth, 1 to 256 wide, and compare; about a minute.
 
     Example: torchleap demo
     """
-    from ..data.industrial import IndustrialLog, industrial
+    from ..data.truth import KnownTruth, known_truth
     from ..selecting import decide
     from ..train import Training
 
     _check_place(out)
     context.with_resource(_alone(out))
-    with progress(context) as tell:
-        task = industrial(rows, fields=64, dims=1_000, seed=seed, progress=tell)
-    log = IndustrialLog(fields=64, dims=1_000, seed=seed)
-    training = Training(batch=1024, epochs=12, metric="gauc", patience=2)
-    with _watch(context, repr(task)) as watch:
-        decision = decide(task, training=training, seed=seed, callbacks=watch.callbacks, tell=watch.stage, roles=log.role)
-    decision.record["task"]["source"] = f"made: torchleap data make industrial log.parquet --rows {rows} --seed {seed}"
+    truth = KnownTruth(seed=seed)
+    task = known_truth(truth, rows)
+    training = Training(batch=256, epochs=12, patience=2)
+    with _watch(context, partial(show_opening, task, [], "", 0.0)) as watch:
+        decision = decide(task, training=training, seed=seed, callbacks=watch.callbacks, tell=watch.stage, roles=truth.role)
+    decision.record["task"]["source"] = f"synthetic: tl.data.known_truth(tl.data.KnownTruth(seed={seed}), {rows})"
     _write(context, decision, out)
-    show(f"\n{_truth(decision, log.useful, log.useless)}")
+    show(f"\n{against_truth(decision.selection, truth)}")
     _tell(context, decision, out, as_json_too=False, time_limit=None)
 
 
-def _truth(decision: Decision, useful: Sequence[str], useless: Sequence[str]) -> str:
-    kept = set(decision.selection.kept)
-    lost = [name for name in useful if name not in kept]
-    return (
-        f"Against the truth: {len(useful) - len(lost)} of {plural(len(useful), 'useful field')} kept, "
-        f"{len([name for name in useless if name not in kept])} of {plural(len(useless), 'useless field')} dropped."
-        + (f" Useful, but dropped: {', '.join(lost[:6])}." if lost else "")
+def against_truth(selection: Selection, truth: KnownTruth) -> str:
+    """What a selection got right, where the ground truth is known."""
+    kept = set(selection.kept)
+    lost = [name for name in truth.useful if name not in kept]
+    dropped = [name for name in truth.useless if name not in kept]
+    copies = [name for name in truth.source if name not in kept]
+    told = (
+        f"Against the truth: {len(truth.useful) - len(lost)} of {plural(len(truth.useful), 'useful field')} kept, "
+        f"{len(dropped)} of {plural(len(truth.useless), 'useless field')} dropped, "
+        f"{len(copies)} of {len(truth.source)} redundant copies dropped."
     )
+    return f"{told} Useful, but dropped: {shortened(lost, 6, '')}." if lost else told
 
 
 def _alone(out: Path) -> AbstractContextManager[None]:
@@ -155,10 +170,10 @@ def _check_folder(out: Path, *, resume: bool, force: bool) -> None:
     state = (out / STATE / "full.pt").exists()  # as selecting.is_saved, which takes torch
     there = [name for name in RESULTS if (out / name).exists()]
     if resume and not state:
-        done = "is done already" if there else "has no run to go on with"
+        done = "is done already" if there else "has no run to resume"
         raise TorchleapError(f"{out} {done}. Leave --resume out.")
     if state and not resume and not force:
-        raise TorchleapError(f"{out} has a run that was broken off. Give --resume to go on, or --force to start anew.")
+        raise TorchleapError(f"{out} has a run that was not finished. Give --resume to continue it, or --force to start again.")
     if there and not force and not resume:
         raise TorchleapError(
             f"{out} has results already: {', '.join(there[:3])}. Give another --out, or --force to replace them."
@@ -173,7 +188,7 @@ def _check_rule(rules: Mapping[str, float | None]) -> None:
 
 @contextmanager
 def _kept(context: typer.Context, out: Path) -> Iterator[None]:
-    """Tell how to go on with a run that is broken off, or whose rule keeps no field."""
+    """Say how to resume a run that is interrupted."""
     from .. import ranks
     from ..selecting import is_saved
 
@@ -182,12 +197,12 @@ def _kept(context: typer.Context, out: Path) -> Iterator[None]:
     except KeyboardInterrupt:
         if ranks.is_first() and is_saved(out / STATE):
             Console(stderr=True).print(
-                f"Saved; go on with: {_command(context, '--resume')}", markup=False, highlight=False, emoji=False, soft_wrap=True
+                f"Saved; continue with: {_command(context, '--resume')}",
+                markup=False,
+                highlight=False,
+                emoji=False,
+                soft_wrap=True,
             )
-        raise
-    except SelectionError as error:
-        if is_saved(out / STATE):
-            raise TorchleapError(f"{error} The scores are saved: --resume with another rule trains nothing anew.") from error
         raise
 
 
@@ -208,22 +223,26 @@ def _write(context: typer.Context, decision: Decision, out: Path) -> None:
 
 
 def _tell(context: typer.Context, decision: Decision, out: Path, as_json_too: bool, time_limit: float | None) -> None:
-    from ..report.verdict import certainty, headline, savings
+    from ..report.verdict import advice, certainty, headline, savings
 
     record, selection = decision.record, decision.selection
     if as_json_too:
         keys = ("rule", "metrics", "savings", "seconds")
-        as_json({"kept": selection.kept, "dropped": selection.dropped, **{key: record[key] for key in keys}, "out": str(out)})
+        found = {"findings": record["findings"], "undecided": record["undecided"], "out": str(out)}
+        as_json({"kept": selection.kept, "dropped": selection.dropped, **{key: record[key] for key in keys}, **found})
         return
     if not context.obj["quiet"]:
         show("")
     show(headline(record), style="bold")
+    show_findings([one for one in record["findings"] if one["kind"] == "leak"], str(record["task"]["source"]))
     if selection.dropped:
         show(f"{measured(record)} {certainty(record)}\n{savings(record)}")
         show(f"Keep: {shortened(selection.kept)}.\nDrop: {shortened(selection.dropped)}.")
+    elif record["undecided"]:
+        show(f"{advice(record)} To keep the better half, without training again: --resume --share 0.5 in place of another rule.")
     else:
         show(f"{_why_all_stay(record, time_limit)} Another one drops some: torchleap select ... --share 0.5.")
-    unsure = least_sure(record)
+    unsure = "" if record["undecided"] else least_sure(record)
     if unsure:
         show(f"Close calls: {unsure}.")
     if not context.obj["quiet"]:
@@ -246,9 +265,9 @@ def measured(record: Mapping[str, Any]) -> str:
     return f"{metric.upper()} on {plural(rows, 'test row')}: {before:.4f} with all fields, {after:.4f} with those kept."
 
 
-def shortened(names: Sequence[str], count: int = 12) -> str:
+def shortened(names: Sequence[str], count: int = 12, where: str = ", see selection.json") -> str:
     """The first names, and how many there are besides."""
-    more = f" and {len(names) - count:,} more, see selection.json" if len(names) > count else ""
+    more = f" and {len(names) - count:,} more{where}" if len(names) > count else ""
     return f"{joined(names[:count])}{more}" or "nothing"
 
 
@@ -267,11 +286,11 @@ def least_sure(record: Mapping[str, Any], count: int = 3, within: float = 0.2) -
 class _watch:  # noqa: N801
     """Shows the stages, a bar with the time left, and the gates; nothing if the command is to be quiet."""
 
-    def __init__(self, context: typer.Context, title: str, *, quiet: bool = False) -> None:
+    def __init__(self, context: typer.Context, opening: Callable[[], None], *, quiet: bool = False) -> None:
         from ..callbacks import LiveGates, Progress
 
         self.console = Console(stderr=True)
-        self.title = title  # shown once all settings have been found good
+        self.opening: Callable[[], None] | None = opening  # called once all settings have been found good
         self.quiet = quiet or bool(context.obj["quiet"])
         self.gates, self.bar = LiveGates(console=self.console), Progress(self.console)
         self.callbacks = () if self.quiet else (self.gates, self.bar)
@@ -286,7 +305,7 @@ class _watch:  # noqa: N801
     def stage(self, name: str) -> None:
         """A new stage begins."""
         if not self.quiet:
-            if self.title:
-                show(self.title)
-                self.title = ""
+            if self.opening is not None:
+                self.opening()
+                self.opening = None
             self.console.print(f"{name} ...", style="dim", highlight=False)

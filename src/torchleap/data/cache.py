@@ -21,6 +21,9 @@ from ..errors import DataError
 
 VARIABLE = "TORCHLEAP_CACHE"
 PAGE = 4096
+HIDDEN = ".torchleap"  # the folder beside a user's data
+IGNORE = ".gitignore"
+IGNORED = "# made by torchleap\n*\n"
 
 
 def key_of(content: Any) -> str:
@@ -33,7 +36,7 @@ def cache_folder(beside: Path | None, wanted: str | os.PathLike[str] | None) -> 
     if wanted or os.environ.get(VARIABLE):
         return Path(wanted or os.environ[VARIABLE])
     if beside is not None:
-        ours = beside / ".torchleap"
+        ours = beside / HIDDEN
         if os.access(ours, os.W_OK | os.X_OK) if ours.is_dir() else os.access(beside, os.W_OK) and not ours.exists():
             return ours
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "torchleap"
@@ -75,13 +78,21 @@ def once(folder: Path, key: str, make: Callable[[Path], None], *, complete: str)
     if (target / complete).exists():
         return target
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        _make_folder(folder)
         with _locked(folder / f"{key}.lock"):
             if not (target / complete).exists():
                 _make(folder, key, make)
     except OSError as error:
         raise _explained(error, folder, f"Nothing was left there. Name another folder: cache=..., or {VARIABLE}.") from error
     return target
+
+
+def _make_folder(folder: Path) -> None:
+    """Make the folder of a cache, which git is to pass over; a folder of the user's own is left as it is."""
+    ours = folder.name == HIDDEN or not folder.exists()
+    folder.mkdir(parents=True, exist_ok=True)
+    if ours and not (folder / IGNORE).exists():
+        (folder / IGNORE).write_text(IGNORED, encoding="utf-8")
 
 
 @contextmanager

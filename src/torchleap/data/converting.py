@@ -11,6 +11,7 @@ from ..errors import DataError, TorchleapError
 from ..text import replace_file
 from .arrow import DAMAGES
 from .encoding import Progress
+from .foreign import refuse_address
 from .inspection import present_text
 from .reading import SAMPLE_ROWS
 from .schema import infer
@@ -55,13 +56,14 @@ def convert(
 
 def check_free(path: Path, endings: Sequence[str], *, overwrite: bool) -> None:
     """Refuse to write where a file is already, or cannot be."""
+    refuse_address(str(path))
     if path.suffix not in endings:
         raise DataError(f"Expected a new file that ends in {' or '.join(endings)}, but found {str(path)!r}.")
     if not path.parent.is_dir():
         raise DataError(f"There is no folder {path.parent} for {path.name}. Make it first.")
     if path.is_dir() or (path.exists() and not overwrite):
         raise DataError(
-            f"{path} is there already. Name another file{'' if path.is_dir() else ', or overwrite it (overwrite=True, --force)'}."
+            f"{path} is there already. Name another file{'' if path.is_dir() else ', or overwrite it: overwrite=True'}."
         )
 
 

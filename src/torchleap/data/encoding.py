@@ -19,11 +19,12 @@ import polars as pl
 import torch
 from numpy.typing import NDArray
 
-from ..errors import DataError
+from ..errors import DataError, shown
 from . import splits
 from .cache import checksums, key_of
 from .encoders import Array, Categories, Encoder, Learnt, Numbers, Place, is_plain, is_text, stable_hash
-from .schema import MISSING_TEXT, Column
+from .labels import cure_of
+from .schema import Column
 from .sources import ENCODED, Source, explained
 
 FORMAT = 2
@@ -90,7 +91,9 @@ class Label(Encoder):
         chosen = self.roles.positive
         text = given.cast(pl.String)
         if isinstance(chosen, str):
-            return text.str.strip_chars() == chosen.strip()
+            same = text.str.strip_chars() == chosen.strip()
+            as_number = _number_of(chosen)
+            return same if as_number is None else same | (number == as_number).fill_null(value=False)
         same = text.str.to_lowercase() == str(chosen).lower()  # True is written in many ways, and so is 1
         return (number == float(chosen or 0)).fill_null(value=False) | same
 
@@ -99,22 +102,17 @@ class Label(Encoder):
         if len(wrong):
             row = int(wrong[0])
             raise DataError(
-                f"{place(row)}, column {self.roles.label!r}: expected the label 0 or 1, but found {given[row]!r:.80}. "
-                f"{_cure(given, row)}"
+                f"{place(row)}, column {self.roles.label!r}: expected the label 0 or 1, but found {shown(given[row])}. "
+                f"{cure_of(given, row)}"
             )
         return values.to_numpy().astype(np.float32).reshape(-1, 1)
 
 
-def _cure(given: pl.Series, row: int) -> str:
-    """What to do about a label that is not 0 or 1."""
-    if given[row] != given[row] or str(given[row]).strip() in MISSING_TEXT:
-        return "Leave the rows without a label out."
-    numbers = (given.cast(pl.String) if is_text(given.dtype) else given).cast(pl.Float64, strict=False).drop_nulls()
-    if len(numbers) > len(given) / 2:
-        middle = float(numbers.median())  # type: ignore[arg-type]
-        return f"If it is a rating, say from where on it counts as 1: threshold={middle:g} (above it is 1)."
-    values = given.drop_nulls().unique().sort().cast(pl.String).to_list()
-    return f"If it has two values, say which one is 1: positive={values[-1]!r:.80}." if values else "Leave these rows out."
+def _number_of(text: str) -> float | None:
+    try:
+        return float(text)
+    except ValueError:
+        return None
 
 
 class Moments(Encoder):
@@ -137,7 +135,7 @@ class Moments(Encoder):
         if len(wrong):
             row = int(wrong[0])
             raise DataError(
-                f"{place(row)}, column {self.column.name!r}: expected a time or a number, but found {given[row]!r:.80}."
+                f"{place(row)}, column {self.column.name!r}: expected a time or a number, but found {shown(given[row])}."
             )
         return moments.to_numpy().reshape(-1, 1)
 
@@ -201,8 +199,14 @@ def encode(
             by_name[name].path.unlink()
     if "time" in by_name:
         by_name["time"].path.unlink()
-    rows_of = dict(zip(splits.PARTS, sizes, strict=True))
-    content = {"format": FORMAT, "rows": rows_of, "roles": asdict(roles), "columns": columns, "files": checksums(folder)}
+    content = {
+        "format": FORMAT,
+        "rows": dict(zip(splits.PARTS, sizes, strict=True)),
+        "roles": asdict(roles),
+        "columns": columns,
+        "files": checksums(folder),
+        "source": [str(Path(source.name).absolute()) for source in sources if source.files],
+    }
     sealed = {**content, "key": key_of(content)}
     (folder / MANIFEST).write_text(json.dumps(sealed, indent=1, allow_nan=False) + "\n", encoding="utf-8")
 
@@ -299,7 +303,10 @@ def _codes(rows: Sequence[int], raws: dict[str, Raw], roles: Roles) -> splits.Co
         codes = splits.at_random(rows[0], roles.shares, roles.seed)
     empty = [name for part, name in enumerate(splits.PARTS) if roles.shares[part] > 0 and not (codes == part).any()]
     if empty:
-        raise DataError(f"No row is left for {' and '.join(empty)}: {rows[0]:,} rows, split by {roles.split}. Use other shares=.")
+        raise DataError(
+            f"No row is left for {' and '.join(empty)}: {rows[0]:,} rows, split by {roles.split}. "
+            "Give more rows, or other shares."
+        )
     return codes
 
 

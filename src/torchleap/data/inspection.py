@@ -1,6 +1,6 @@
 """inspect: what each column of a file holds, and which look wrong."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from hashlib import blake2b
@@ -11,15 +11,27 @@ import polars as pl
 from numpy.typing import NDArray
 from polars import selectors
 
-from ..errors import DataError, is_whole, nearest
+from ..errors import DataError, is_whole, nearest, shown
 from ..metrics import auc
 from ..text import plural, table
 from .encoding import Label, Progress, Roles
+from .findings import (
+    Finding,
+    header_findings,
+    header_name,
+    leave_out,
+    renamed_findings,
+    row_findings,
+    sorted_findings,
+    text_findings,
+)
+from .labels import positive_of
 from .reading import SAMPLE_ROWS
 from .schema import MISSING_TEXT, Kind, infer
 from .sources import Source, open_source
 
 LEAK = 0.99  # an AUC that no honest column reaches alone
+NEARLY = 0.95  # the share of rows with a value of their own from which on categories are ids
 DEFAULT = 0.99  # the share of the most common value from which on a column hardly varies
 ENOUGH = 10  # rows of each class, below which such an AUC may be luck
 TESTED = 200_000  # rows, at most, that an AUC is measured on
@@ -51,10 +63,12 @@ class Inspection:
     label: str | None
     base_rate: float | None  # the share of rows with label 1
     columns: tuple[ColumnFacts, ...]
+    findings: tuple[Finding, ...] = ()  # what a result may suffer from, the worst first
 
     def to_json(self) -> dict[str, Any]:
         """A plain dict, as JSON has it."""
-        return asdict(self) | {"columns": [asdict(column) | {"notes": list(column.notes)} for column in self.columns]}
+        columns = [asdict(column) | {"notes": list(column.notes)} for column in self.columns]
+        return asdict(self) | {"columns": columns, "findings": [asdict(found) for found in self.findings]}
 
     def __str__(self) -> str:
         rows = f"{'' if self.all_rows else 'the first '}{plural(self.rows, 'row')}"
@@ -69,7 +83,8 @@ class Inspection:
         noted = [column for column in self.columns if column.notes]
         names = _left([_printable(column.name) for column in noted])
         lines = [f"  {name}  {'; '.join(column.notes)}" for name, column in zip(names, noted, strict=True)]
-        return "\n".join(["Worth a look:", *lines]) if noted else "No column looks wrong."
+        lines = [*(f"  {found.text}" for found in self.findings if found.column is None), *lines]
+        return "\n".join(["Worth a look:", *lines]) if lines else "No column looks wrong."
 
 
 def inspect(
@@ -78,6 +93,7 @@ def inspect(
     label: str | None = None,
     threshold: float | None = None,
     positive: str | float | None = None,
+    only: Iterable[str] | None = None,
     rows: int = 1_000_000,
     separator: str | None = None,
     names: Sequence[str] | None = None,
@@ -85,7 +101,7 @@ def inspect(
 ) -> Inspection:
     """Look at the first rows of a file or frame, before a model does; with a label also for columns that give it away.
 
-    The arguments are those of `read`; at most `rows` rows are looked at.
+    The arguments are those of `read`; at most `rows` rows are looked at, and of `only` some columns these and the label.
 
     >>> frame = pl.DataFrame({"click": [0, 1] * 50, "bought": ["no", "yes"] * 50, "country": ["de"] * 100})
     >>> [column.notes for column in inspect(frame, label="click").columns]
@@ -94,16 +110,25 @@ def inspect(
     source = open_source(data, separator=separator, names=names)
     present = source.names()
     _check(present, label, threshold, positive, rows)
+    if only is not None:
+        wanted = {*only, label}
+        present = [name for name in present if name in wanted]
     taken, length, all_rows = _first_rows(source, rows)
-    target = None if label is None else _read_label(taken, label, threshold, positive)
+    target = None if label is None else _read_label(source, taken, label, threshold, positive)
     known = {} if label is None or target is None else {_Seen(label, target, "numeric").identity(): label}
-    facts = []
+    facts, about, whole = [], list(renamed_findings(present) if source.text else ()), _Whole(length)
     for number, name in enumerate(present, start=1):
-        facts.append(_facts(_see(taken, name), taken, target, known))
+        seen = _see(taken, name)
+        own = _findings(seen, taken, target, known)
+        facts.append(_facts(seen, taken, target, [found for found in (*about, *own) if found.column == name]))
+        about += own
+        whole.add(seen)
         if progress is not None:
             progress("inspecting", number, len(present))
+    headed = source.text and source.lines_before == 1
+    about += [*(header_findings(present, whole.named_like_values) if headed else ()), *whole.findings()]
     base_rate = None if target is None else float(target.to_numpy().mean())
-    return Inspection(source.name, length, all_rows, label, base_rate, tuple(facts))
+    return Inspection(source.name, length, all_rows, label, base_rate, tuple(facts), sorted_findings(about))
 
 
 def _check(present: Sequence[str], label: str | None, threshold: float | None, positive: object, rows: int) -> None:
@@ -185,14 +210,16 @@ def present_text(name: str) -> pl.Expr:
     return pl.when(~text.is_in(MISSING_TEXT)).then(text).alias(name)
 
 
-def _read_label(source: Source, name: str, threshold: float | None, positive: str | float | None) -> pl.Series:
-    roles = Roles(name, threshold, positive, group=None, time=None, split="order", shares=(1, 0, 0), seed=0)
-    given, encoder = _column(source, name), Label(roles, text=source.text)
+def _read_label(whole: Source, source: Source, name: str, threshold: float | None, positive: str | float | None) -> pl.Series:
+    """The label of the first rows; which word is positive is decided by all rows."""
+    given = _column(source, name)
+    chosen = positive
+    if threshold is None:
+        chosen = positive_of([whole], name, given.head(SAMPLE_ROWS), positive) or positive
+    roles = Roles(name, threshold, chosen, group=None, time=None, split="order", shares=(1, 0, 0), seed=0)
+    encoder = Label(roles, text=source.text)
     values = given.to_frame().select(encoder.expression()).to_series()
     label = encoder.read(values, given, lambda row: f"{source.name}, {source.row(row)}")[:, 0].astype(np.float64)
-    if positive is not None and not label.any():
-        known = given.drop_nulls().unique().cast(pl.String).sort().to_list()
-        raise DataError(f"No row has {positive!r} in {name!r}. {nearest(str(positive), known)}")
     return pl.Series(name, label)
 
 
@@ -215,15 +242,68 @@ def _auc(label: Floats, scores: Floats) -> float:
     return max(found, 1 - found)
 
 
-def _facts(seen: _Seen, source: Source, target: pl.Series | None, known: dict[bytes, str]) -> ColumnFacts:
+class _Whole:
+    """What is known of the file as a whole, column by column: which rows repeat, and whether its first line is one of them."""
+
+    def __init__(self, rows: int) -> None:
+        self.hashes = np.zeros(rows, dtype=np.uint64)
+        self.same_by_chance = 1.0  # how often two rows are equal, if columns have nothing to do with each other
+        self.named_like_values = 0
+
+    def add(self, seen: _Seen) -> None:
+        """Take in a column."""
+        self.hashes = self.hashes * np.uint64(0x9E3779B97F4A7C15) + seen.hashes.to_numpy()
+        rows, counts = len(self.hashes), seen.counts.astype(np.float64)
+        self.same_by_chance *= float((counts * (counts - 1)).clip(0).sum()) / max(1, rows * (rows - 1))
+        self.named_like_values += _is_a_value(header_name(seen.name).strip(), seen)
+
+    def findings(self) -> Iterator[Finding]:
+        """Rows that repeat."""
+        rows = len(self.hashes)
+        return row_findings(rows, rows - len(np.unique(self.hashes)), rows * rows / 2 * self.same_by_chance)
+
+
+def _is_a_value(name: str, seen: _Seen) -> bool:
+    """Whether a column's name could stand in one of its rows."""
+    if seen.values.dtype != pl.String:
+        return False
+    numbers = seen.numbers.drop_nulls()
+    try:
+        number = float(name)
+    except ValueError:
+        return bool((seen.values == name).any())
+    return len(numbers) > 0 and float(numbers.min()) <= number <= float(numbers.max())  # type: ignore[arg-type]
+
+
+def _findings(seen: _Seen, source: Source, target: pl.Series | None, known: dict[bytes, str]) -> list[Finding]:
+    """What a result may suffer from; nothing for the label itself."""
+    if target is not None and target.name == seen.name:
+        known.setdefault(seen.identity(), seen.name)  # as it stands in the file, before a threshold
+        return []
+    found = [*_twin_findings(seen, target, known), *_mixed_findings(seen, source)]
+    if seen.kind == "categorical":
+        found += text_findings(seen.name, seen.values.gather(np.flatnonzero(seen.counts)).drop_nulls())
+    if _is_an_id(seen) and not any(one.kind in ("number", "date") for one in found):
+        found.append(
+            Finding(
+                "id",
+                seen.name,
+                "a value of its own in every row",
+                leave_out(seen.name, "It says nothing about other rows; leave it out"),
+            )
+        )
+    return found
+
+
+def _facts(seen: _Seen, source: Source, target: pl.Series | None, found: Sequence[Finding]) -> ColumnFacts:
     values, row = seen.values, int(seen.counts.argmax())
     is_label = target is not None and target.name == seen.name
-    notes = (*_shape_notes(seen), *_value_notes(seen, source), *_twin_notes(seen, None if is_label else target, known))
+    notes = (*_shape_notes(seen), *(one.text for one in found), *_value_notes(seen, source))
     value = values[row].to_list() if isinstance(values[row], pl.Series) else values[row]
     kind = "label" if is_label else seen.kind
     missing, common = values.null_count() / len(values), float(seen.counts[row] / len(values))
-    shown = None if value is None else str(value)
-    return ColumnFacts(seen.name, kind, _dtype(seen, text=source.text), missing, seen.distinct, common, shown, notes)
+    most_common = None if value is None else str(value)
+    return ColumnFacts(seen.name, kind, _dtype(seen, text=source.text), missing, seen.distinct, common, most_common, notes)
 
 
 def _dtype(seen: _Seen, *, text: bool) -> str:
@@ -234,50 +314,64 @@ def _dtype(seen: _Seen, *, text: bool) -> str:
 
 
 def _shape_notes(seen: _Seen) -> Iterator[str]:
-    """Whether there are too few or too many values."""
+    """Whether there are too few values."""
     rows, missing, most = len(seen.values), seen.values.null_count(), int(seen.counts.max())
     if most == rows:
         yield "all missing" if missing else "constant"
     elif most >= DEFAULT * rows:
-        yield f"{_percent(most / rows)} {'missing' if most == missing else 'default'}"
-    elif seen.distinct == rows and not seen.values.dtype.is_nested() and not seen.is_measured:
-        yield "a value of its own in every row"
+        yield f"{'missing' if most == missing else 'the same value'} in {_percent(most / rows)} of rows"
 
 
-def _value_notes(seen: _Seen, source: Source) -> Iterator[str]:
-    """Text among numbers, infinities, and how long lists are."""
+def _is_an_id(seen: _Seen) -> bool:
+    """Whether every row has a value of its own, as ids and texts have; of categories a few may repeat."""
+    rows = len(seen.values)
+    if seen.values.dtype.is_nested() or seen.is_measured or rows < 2:
+        return False
+    return seen.distinct == rows or (seen.kind == "categorical" and seen.distinct >= NEARLY * rows and rows >= 10 * ENOUGH)
+
+
+def _mixed_findings(seen: _Seen, source: Source) -> Iterator[Finding]:
+    """Text among numbers."""
+    if not source.text:
+        return
     rows = np.flatnonzero(seen.counts)  # one of each value
     values = seen.values.gather(rows)
-    words = values.is_not_null() & values.cast(pl.Float64, strict=False).is_null() if source.text else pl.Series([False])
+    words = values.is_not_null() & values.cast(pl.Float64, strict=False).is_null()
     wrong, present = int(seen.counts[rows[words.arg_true()]].sum()), len(seen.values) - seen.values.null_count()
     if 0 < wrong < present / 2 and words.sum() < seen.distinct / 2:  # of hashes in hex, a common one may look like a number
         row = int(rows[words.arg_true()[0]])
-        yield f"numbers but for {plural(wrong, 'row')}, such as {seen.values[row]!r} in {source.row(row)}"
+        told = f"numbers but for {plural(wrong, 'row')}, such as {shown(seen.values[row])} in {source.row(row)}"
+        yield Finding("mixed", seen.name, told, "Correct these rows, or leave the cells empty.")
+
+
+def _value_notes(seen: _Seen, source: Source) -> Iterator[str]:
+    """Infinities, and how long lists are."""
     if seen.kind == "numeric" and len(infinite := seen.numbers.is_infinite().arg_true()):
         yield f"{plural(len(infinite), 'infinite value')}, the first in {source.row(infinite[0])}"
-    if isinstance(seen.values.dtype, pl.List) and present:
+    if isinstance(seen.values.dtype, pl.List) and seen.values.null_count() < len(seen.values):
         lengths = seen.values.list.len().drop_nulls().to_numpy()
-        yield f"{lengths.mean():.1f} items a row, at most {lengths.max()}; {_percent(float((lengths == 0).mean()))} are empty"
+        yield f"{lengths.mean():.1f} items per row, at most {lengths.max()}; {_percent(float((lengths == 0).mean()))} are empty"
 
 
-def _twin_notes(seen: _Seen, target: pl.Series | None, known: dict[bytes, str]) -> Iterator[str]:
+def _twin_findings(seen: _Seen, target: pl.Series | None, known: dict[bytes, str]) -> Iterator[Finding]:
     """Whether the label or another column is the same, or nearly."""
     if np.count_nonzero(seen.counts) < 2:
         return
     twin = known.setdefault(seen.identity(), seen.name)
+    why = "Unless it is known before the label is, leave it out"
     if target is not None and twin == target.name:
-        yield f"same as the label {twin!r}"
+        yield Finding("leak", seen.name, f"same as the label {twin!r}", leave_out(seen.name, why))
         return
     if twin != seen.name:
-        yield f"same as {twin!r}"
+        yield Finding("twin", seen.name, f"same as {twin!r}", leave_out(seen.name, "One of the two is enough"))
     if target is not None and (found := _auc_of(seen, target.to_numpy())) >= LEAK:
-        yield f"tells the label: AUC {found:.3f}"
+        yield Finding("leak", seen.name, f"tells the label: AUC {found:.3f}", leave_out(seen.name, why))
 
 
 def _cells(column: ColumnFacts) -> tuple[str, ...]:
     value = "(missing)" if column.common_value is None else _printable(column.common_value)
-    shown = value if len(value) <= LONGEST_VALUE else value[: LONGEST_VALUE - 3] + "..."
-    common = f"{_percent(column.common):>7}  {shown}"
+    short = value if len(value) <= LONGEST_VALUE else value[: LONGEST_VALUE - 3] + "..."
+    common = f"{_percent(column.common):>7}  {short}"
     return _printable(column.name), column.kind, column.dtype, _percent(column.missing), f"{column.distinct:,}", common
 
 

@@ -13,6 +13,8 @@ from . import splits
 from .cache import cache_folder, key_of, once, temporary
 from .encoders import encoder_for, is_text
 from .encoding import FORMAT, MANIFEST, RULES, Progress, Roles, encode
+from .findings import looks_like_data
+from .labels import positive_of
 from .schema import Column, Given, Kind, complete, given_columns, infer, plain
 from .sources import Source, fingerprint, open_source
 from .task import Task
@@ -111,6 +113,9 @@ def read_sources(
     sample = sources[0].head(SAMPLE_ROWS)
     if not len(sample):
         raise DataError(f"{sources[0].name} has columns but no rows.")
+    if threshold is None:
+        found = positive_of(sources, label, sample[label], positive)
+        roles = replace(roles, positive=found or roles.positive)
     wanted = _columns(sources[0], sample, inputs, given_columns(columns), width, min_count)
     encoders = [encoder_for(column, sample[column.name], text=sources[0].text) for column in wanted]
     kinds: dict[str, Kind] = {column.name: column.kind for column in wanted} | {label: "numeric"}
@@ -165,7 +170,7 @@ def _roles(
 ) -> Roles:
     for argument, name in (("label", label), ("group", group), ("time", time)):
         if (name is not None or argument == "label") and name not in present:
-            raise DataError(f"There is no column {name!r} for {argument}=. {nearest(str(name), present)}")
+            raise DataError(f"There is no column {name!r} for {argument}=. {nearest(str(name), present)}{_hint(present)}")
     split = split or ("time" if time else "random")
     if split not in ("random", "order", "time", "group"):
         raise DataError(f"split must be 'random', 'order', 'time' or 'group', but is {split!r}.")
@@ -182,6 +187,13 @@ def _roles(
     splits.check_shares(shares)
     first, second, third = map(float, shares)
     return Roles(label, plain(threshold), plain(positive), group, time, split, (first, second, third), int(seed))
+
+
+def _hint(present: Sequence[str]) -> str:
+    """What may be wrong if a name is not there."""
+    if not looks_like_data(present):
+        return ""
+    return " The first line looks like data, not like names; if it is, name the columns: names=[...]."
 
 
 def _inputs(present: Sequence[str], only: Iterable[str] | None, drop: Iterable[str], taken: set[str]) -> list[str]:

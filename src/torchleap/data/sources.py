@@ -16,9 +16,10 @@ from typing import IO, Any
 import numpy as np
 import polars as pl
 
-from ..errors import DataError
+from ..errors import DataError, shown
 from ..text import first_line
 from .arrow import DAMAGES, Parts, scan
+from .foreign import refuse_address, refuse_foreign, refuse_table_folder
 
 PARQUET = (".parquet", ".pq")
 ARROW = (".arrow", ".ipc", ".feather")
@@ -125,6 +126,7 @@ def open_source(data: Any, *, separator: str | None = None, names: Sequence[str]
     if names is not None:
         names = _checked_names(names)
     if isinstance(data, str | os.PathLike):
+        refuse_address(str(data))
         return _open_path(Path(data), separator, names)
     return Source("the frame", _as_frame(data).lazy())
 
@@ -176,6 +178,8 @@ def _open_path(path: Path, separator: str | None, names: Sequence[str] | None) -
     (suffix,) = suffixes
     if empty:
         raise DataError(f"{path} is empty.")
+    for file in files:
+        refuse_foreign(file, suffix)
     if suffix in (*PARQUET, *ARROW):
         return _open_arrow(path, root, files, partitioned=suffix in PARQUET)
     refuse_bombs(files)
@@ -189,6 +193,7 @@ def _files(path: Path) -> tuple[Path, tuple[Path, ...]]:
     if path.is_file():
         return path.parent, (path,)
     if path.is_dir():
+        refuse_table_folder(path)
         found = [file for file in path.rglob("*") if _suffix(file) in known]
     elif any(sign in str(path) for sign in "*?["):
         first = next(place for place, part in enumerate(path.parts) if any(sign in part for sign in "*?["))
@@ -278,7 +283,7 @@ def _first_lines(file: Path) -> str:
 
 def explained(error: Exception, source: Source) -> DataError:
     """What polars found wrong with a source, in one sentence, with the line where that can be found out."""
-    message = first_line(error)
+    message = shown(first_line(error), 200)[1:-1]  # which may quote bytes of the file
     if isinstance(error, pl.exceptions.NoDataError):
         return DataError(f"{source.name} is empty.")
     if source.text:

@@ -57,7 +57,7 @@ def select_charts(record: Mapping[str, Any]) -> Charts:
     specs: dict[str, Spec] = {}
     if rows:
         specs["ranks"] = _ranks(record, len(rows))
-        specs |= _fairness(record, rows)
+        specs |= _by_size(record, rows)
     parts = [_trajectories(record), _polarisation(record), _history(record), _return(record), _difference(record)]
     for part in parts:
         specs |= part.specs
@@ -153,7 +153,7 @@ def _ranks(record: Mapping[str, Any], fields: int) -> Spec:
     return framed(200, params=signals(colour="decision"), layer=[*rule, points])
 
 
-def _fairness(record: Mapping[str, Any], rows: Rows) -> dict[str, Spec]:
+def _by_size(record: Mapping[str, Any], rows: Rows) -> dict[str, Spec]:
     """Score by what should not decide it; and the price of each field."""
     log = {"type": "log", "nice": False, "padding": 14}
     sparse_scale = {**log, "reverse": True, "domain": [FEWEST_ACTIVE, 1]}

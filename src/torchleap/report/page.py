@@ -1,6 +1,7 @@
 """The page: a record in, one standalone HTML file out; the template, its style sheet and its script lie beside this file."""
 
 import json
+import re
 from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
@@ -13,7 +14,7 @@ from . import charts, colours, numbers, verdict
 from .bench import bench_charts, bench_context
 from .measures import rank_correlation
 from .pieces import FONT, Charts
-from .record import decision, dig, has_gates, has_prices, scored, threshold
+from .record import decision, dig, findings, has_gates, has_prices, scored, threshold
 
 HERE = Path(__file__).parent
 DECISIONS = {"kept": "kept", "protected": "kept, protected", "dropped": "dropped"}
@@ -93,8 +94,9 @@ def _select(record: Mapping[str, Any], drawn: Charts) -> dict[str, Any]:
     names = {f["name"]: place for place, f in enumerate(record["fields"])}
     return {
         "headline": verdict.headline(record),
-        "certainty": _unbroken(verdict.certainty(record)),
-        "savings": _unbroken(verdict.savings(record)),
+        "certainty": _unbroken(verdict.advice(record) or verdict.certainty(record)),
+        "findings": [found | {"parts": _parts(found.get("cure", ""))} for found in findings(record)],
+        "savings": "" if dig(record, "undecided") else _unbroken(verdict.savings(record)),
         "outcome": verdict.outcome(record),
         "tiles": verdict.tiles(record),
         "facts": _facts(record),
@@ -120,6 +122,16 @@ def _select(record: Mapping[str, Any], drawn: Charts) -> dict[str, Any]:
             "removal": [names[name] for name in dig(record, "curve", "order") or [] if name in names],
         },
     }
+
+
+def _parts(text: str) -> list[tuple[str, str]]:
+    """Plain words, each with the option behind them, which no line may break.
+
+    >>> _parts("Leave it out: --drop 'a b'.")
+    [('Leave it out: ', "--drop 'a b'"), ('.', '')]
+    """
+    found = re.split(r"(--[a-z-]+ (?:'[^']*'|[^\s,;]*[^\s,;.]))", text)
+    return list(zip(found[::2], [*found[1::2], ""], strict=True))
 
 
 def _unbroken(text: str) -> str:
@@ -224,11 +236,21 @@ def _facts(record: Mapping[str, Any]) -> list[str]:
             f"model {record['model']}" if record.get("model") else "",
             f"label {dig(record, 'task', 'label')}" if dig(record, "task", "label") else "",
             f"{listed} rows" if listed else "",
+            _positives(record),
             Path(source).name if source and " " not in source else source,
             created,
         )
         if fact
     ]
+
+
+def _positives(record: Mapping[str, Any]) -> str:
+    """How many rows are positive, of all."""
+    counts, rows = dig(record, "task", "positives") or {}, dig(record, "task", "rows") or {}
+    if not counts or not all(is_number(found.get(part)) for found in (counts, rows) for part in counts):
+        return ""
+    positives, total = sum(counts.values()), sum(rows[part] for part in counts)
+    return f"{numbers.count(positives)} positive ({numbers.share(positives / total) if total else numbers.UNKNOWN})"
 
 
 def _legends(record: Mapping[str, Any]) -> dict[str, list[dict[str, str]]]:
@@ -305,7 +327,8 @@ def _settings(record: Mapping[str, Any]) -> list[tuple[str, list[tuple[str, str]
         "machine": record.get("machine"),
     }
     task = {**(record.get("task") or {})}
-    task.update({f"{part} rows": numbers.count(n) for part, n in (task.pop("rows", None) or {}).items()})
+    for key, word in (("rows", "rows"), ("positives", "positives")):
+        task.update({f"{part} {word}": numbers.count(n) for part, n in (task.pop(key, None) or {}).items()})
     groups: dict[str, Mapping[str, Any]] = {
         "Run": {key: value for key, value in run.items() if value is not None},
         "Data": {key: value for key, value in task.items() if value is not None},
@@ -327,7 +350,7 @@ def _sections(record: Mapping[str, Any], drawn: Charts) -> list[tuple[str, str]]
     if {"trajectories", "valid_auc", "valid_gauc", "train_loss"} & set(drawn.specs):
         found.append(("training", "Training"))
     if {"width", "sparsity", "divergence"} & set(drawn.specs):
-        found.append(("fairness", "Fairness"))
+        found.append(("size", "Width and sparsity"))
     if "return" in drawn.specs or _budget(record):
         found.append(("budget", "Budget"))
     return [*found, ("fields", "Fields"), ("settings", "Settings")]

@@ -67,6 +67,14 @@ def dig(record: Any, *path: str) -> Any:
     return record
 
 
+def findings(record: Mapping[str, Any]) -> list[dict[str, str]]:
+    """What looks wrong with the data, the worst first."""
+    keys = ("kind", "column", "text", "cure")
+    given = record.get("findings")
+    found = [one for one in (given if isinstance(given, list | tuple) else []) if isinstance(one, Mapping)]
+    return [{key: str(one[key]) for key in keys if one.get(key) is not None} for one in found if one.get("text")]
+
+
 def scored(record: Mapping[str, Any]) -> list[dict[str, Any]]:
     """The fields that have a score, best first; ties in input order."""
     return sorted((f for f in record["fields"] if is_number(f.get("score"))), key=lambda f: -float(f["score"]))

@@ -7,9 +7,10 @@ from ..errors import is_number
 from ..text import plural
 from . import numbers
 from .charts import metric_word
-from .record import decision, dig
+from .record import decision, dig, findings
 
 BETTER_LOW = ("log_loss",)
+ENOUGH = 10  # test rows of each class, below which no interval holds
 COARSE = 0.005  # a possible loss of this much is worth a warning
 
 
@@ -17,13 +18,18 @@ def headline(record: Mapping[str, Any]) -> str:
     """One sentence that can be read aloud."""
     total = len(record["fields"])
     dropped = sum(decision(f) == "dropped" for f in record["fields"])
+    if leaks(record):
+        return f"This result cannot be trusted: {_named(leaks(record))} the label away."
     if not dropped:
-        return f"All {plural(total, 'field')} stay."
+        reason = dig(record, "undecided")
+        return f"All {plural(total, 'field')} stay: {reason}." if reason else f"All {plural(total, 'field')} stay."
     subject = f"{dropped:,} of {plural(total, 'field')} can go"
+    would = f"{dropped:,} of {plural(total, 'field')} would go"
     metric = metric_word(dig(record, "metrics", "difference", "metric") or "auc")
     return {
         "same": f"{subject}, with no measurable change in {metric}.",
-        "coarse": f"{subject}; the {metric} may or may not change.",
+        "few": f"{would}, but {_test_rows(record)} are too few to tell anything.",
+        "coarse": f"{would}, but {_test_rows(record)} are too few to tell what that costs.",
         "worse": f"{subject}, at a price in {metric}.",
         "better": f"{subject}, and the {metric} gets better.",
         "unsure": f"{subject}.",
@@ -32,15 +38,50 @@ def headline(record: Mapping[str, Any]) -> str:
 
 
 def outcome(record: Mapping[str, Any]) -> str:
-    """Same, coarse, worse, better; unsure without an interval, unknown without a metric."""
+    """Same, coarse, worse, better; few of so few rows that no interval holds; unsure without one, unknown without a metric."""
     value, bounds = _gain(record), _gain_bounds(record)
     if value is None:
         return "unknown"
+    rarer = _rarer(record)
+    if rarer is not None and rarer < ENOUGH:
+        return "few"
     if bounds is None:
         return "unsure"
     if bounds[0] <= 0 <= bounds[1]:
         return "same" if bounds[0] > -COARSE else "coarse"
     return "worse" if bounds[1] < 0 else "better"
+
+
+def leaks(record: Mapping[str, Any]) -> list[str]:
+    """The columns that give the label away."""
+    return [found.get("column", "") for found in findings(record) if found.get("kind") == "leak"]
+
+
+def _named(names: list[str]) -> str:
+    shown = ", ".join(map(repr, names[:3])) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+    return f"{shown} {'gives' if len(names) == 1 else 'give'}"
+
+
+def _rarer(record: Mapping[str, Any]) -> int | None:
+    """Test rows of the class that has fewer, where that is known."""
+    rows, positives = dig(record, "task", "rows", "test"), dig(record, "task", "positives", "test")
+    return min(positives, rows - positives) if is_number(rows) and is_number(positives) else None
+
+
+def _test_rows(record: Mapping[str, Any]) -> str:
+    rows, positives = dig(record, "task", "rows", "test"), dig(record, "task", "positives", "test")
+    if not is_number(rows):
+        return "the test rows"
+    return plural(rows, "test row") + (f", {positives:,} of them positive," if is_number(positives) else "")
+
+
+def advice(record: Mapping[str, Any]) -> str:
+    """What would help where nothing was decided; empty where it was."""
+    if not dig(record, "undecided"):
+        return ""
+    positives, rows = dig(record, "task", "positives", "train"), dig(record, "task", "rows", "train")
+    known = f": {positives:,} of {rows:,} train rows are positive" if is_number(positives) and is_number(rows) else ""
+    return f"More rows would help most, of the rarer class above all{known}."
 
 
 def _sign(record: Mapping[str, Any]) -> int:
@@ -70,6 +111,11 @@ def certainty(record: Mapping[str, Any]) -> str:
         return "The pruned model was not measured, so what dropping these fields costs is not known."
     if kind == "unsure":
         return f"The {metric} changes by {numbers.signed(value)}. No interval was computed, so this may be chance."
+    if kind == "few":
+        return (
+            f"The {metric} changes by {numbers.signed(value)}, but of so few rows that says nothing: "
+            f"at least {ENOUGH} of each class are needed for any statement, and some hundred for a good one."
+        )
     low, high = _gain_bounds(record) or (0.0, 0.0)
     seen = f"The {metric} changes by {numbers.signed(value)} (95 % interval: {numbers.interval(bounds)})."
     if kind == "better":
@@ -89,7 +135,7 @@ def certainty(record: Mapping[str, Any]) -> str:
 
 
 def tiles(record: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Before and after, one tile a quantity."""
+    """Before and after, one tile per quantity."""
     fields = record["fields"]
     kept = [f for f in fields if decision(f) != "dropped"]
     found = [_tile("Fields", len(fields), len(kept), numbers.count)]
@@ -97,7 +143,7 @@ def tiles(record: Mapping[str, Any]) -> list[dict[str, Any]]:
         found.append(_tile("Input dimensions", sum(f["width"] for f in fields), sum(f["width"] for f in kept), numbers.count))
     name = dig(record, "metrics", "difference", "metric") or "auc"
     before, after = dig(record, "metrics", "before", name), dig(record, "metrics", "after", name)
-    if is_number(before) and is_number(after):
+    if is_number(before) and is_number(after) and outcome(record) != "few":
         change = numbers.signed(after - before)
         found.append(_tile(f"{metric_word(name)} on test rows", before, after, numbers.metric) | {"change": change, "left": None})
     batch = dig(record, "savings", "batch")
