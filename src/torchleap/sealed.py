@@ -13,6 +13,7 @@ from typing import IO, Any
 import torch
 
 from .errors import TorchleapError
+from .text import first_line
 
 MARK = b"torchleap-sha256:"
 BLOCK = 1 << 20  # bytes that are read together
@@ -54,7 +55,7 @@ def refuse_packed(file: IO[bytes]) -> None:
         with zipfile.ZipFile(file) as archive:
             packed = [entry.filename for entry in archive.infolist() if entry.compress_type != zipfile.ZIP_STORED]
     except zipfile.BadZipFile as error:
-        raise DamagedError(f"expected a file of torch.save, but {error}") from error
+        raise DamagedError(f"expected a file of torch.save, but {first_line(error)}") from error
     if packed:
         raise DamagedError(f"expected tensors that are not packed, but {packed[0]!r:.80} is")
     file.seek(0)

@@ -20,7 +20,7 @@ from torch import nn
 
 from . import ranks
 from .data.task import Task, TaskColumn
-from .errors import DataError, MetricError, is_number, refuse_settings
+from .errors import DataError, MetricError, is_number, refuse_settings, shown
 from .fields import Fields
 from .finetuning import plan_of
 from .methods import LeAP, Method, named
@@ -464,4 +464,4 @@ def _read_note(path: Path) -> tuple[dict[str, Any], Any]:
         content = json.loads(path.read_text(encoding="utf-8"))
         return dict(content["settings"]), content["rule"]
     except (ValueError, KeyError, TypeError) as error:
-        raise TrainingError(f"{path} is damaged: {error!r}. Remove {path.parent} to start anew.") from error
+        raise TrainingError(f"{path} is damaged: {shown(error, 120)}. Remove {path.parent} to start again.") from error

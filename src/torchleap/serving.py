@@ -18,7 +18,7 @@ from .data.sources import open_source
 from .data.task import Batch, Task
 from .errors import DataError, is_whole, nearest
 from .selection import Selection
-from .text import write_whole
+from .text import first_line, write_whole
 
 if TYPE_CHECKING:
     from polars import DataFrame
@@ -77,7 +77,7 @@ class Served:
             found = {kind: {name: [_place(a), _place(b)] for name, (a, b) in layout[kind].items()} for kind in KINDS}
             result = layout["result"]
         except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-            reason = f"{type(error).__name__}: {error}"
+            reason = f"{type(error).__name__}: {first_line(error)}"
             raise DataError(f"{path} is damaged or of an earlier version ({reason:.200}). Select again.") from error
         encoding, model = Encoding.load(Path(folder) / ENCODING), export.load(Path(folder) / MODEL)
         problem = _problem(found, encoding)

@@ -441,7 +441,7 @@ def test_a_folder_that_is_damaged_or_absent(tmp_path):
     for file, content in whole.items():
         for damage in (content[:-9], b"", content.replace(b"numeric", b"list") + b" ", b"[" * 100_000, b"[1]"):
             file.write_bytes(damage)
-            with pytest.raises(tl.data.DataError, match=r"damaged.* Write it anew"):
+            with pytest.raises(tl.data.DataError, match=r"damaged.* Write it again"):
                 tl.data.Encoding.load(folder)
         file.unlink()
         with pytest.raises(tl.data.DataError, match=f"holds no whole encoding: there is no {file.name} in it"):

@@ -207,7 +207,7 @@ def test_an_encoding_reads_only_inside_its_folder(name, encoding, tmp_path):
     secret.write_bytes((encoding / "_types.parquet").read_bytes())
     Encoding.load(encoding)
     ENCODINGS[name](encoding, secret)
-    with watched() as seen, pytest.raises(tl.DataError, match="Write it anew"):
+    with watched() as seen, pytest.raises(tl.DataError, match="Write it again"):
         Encoding.load(encoding)
     assert seen == []
 

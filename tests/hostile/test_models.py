@@ -114,6 +114,14 @@ def argument(text, default=None):
     return change
 
 
+def looking_into(*steps):
+    """Let the check of the batch follow these steps, and show in its message what it finds."""
+    names = {"tuple": [{"tuple": ["attribute", name]} for name in steps]}
+    check = {"tuple": ["x", 0, names, "same", NONE, NONE, 1, True]}
+    args = {"tuple": [[{"node": "batch"}], {"tuple": [check]}]}
+    return inserted("x", "call_function", "torchleap.surgery.inputs.expect_inputs", args, EMPTY)
+
+
 NONE = {"tuple": []}
 EMPTY = {"dict": []}
 BATCH = {"tuple": [{"node": "batch"}]}
@@ -164,6 +172,13 @@ HOSTILE = {
     "a dtype that is a module": inserted("x", "call_method", "to", {"tuple": [{"node": "batch"}, {"dtype": "_dynamo"}]}, EMPTY),
     "a number that is text": inserted("x", "call_method", "to", {"tuple": [{"node": "batch"}, {"float": "1e999x"}]}, EMPTY),
     "an enormous number": inserted("x", "call_method", "size", {"tuple": [{"node": "batch"}, 10**4000]}, EMPTY),
+    "a global variable": inserted(
+        "x",
+        "call_function",
+        "torchleap.surgery.channels.expect_globals",
+        {"tuple": [{"tuple": [{"tuple": ["os", "environ", 1]}]}]},
+        EMPTY,
+    ),
     "a later node": swapped,
     "itself": inserted("x", "call_method", "size", {"tuple": [{"node": "x"}]}, EMPTY),
     "an unknown kind of value": inserted("x", "call_method", "size", {"eval": MARK}, EMPTY),
@@ -189,6 +204,13 @@ def test_a_hostile_manifest_runs_nothing(name, copy, monkeypatch):
     assert seen == []
     assert not (folder / "MARK").exists()
     assert "\n" not in str(problem.value)
+
+
+def test_the_check_of_a_batch_shows_nothing_of_the_process(copy):
+    folder, batch = copy
+    spoil(folder, looking_into("__class__", "__init__", "__objclass__"))
+    with pytest.raises(tl.FieldError, match="but found nothing"):
+        tl.export.load(folder)(batch)
 
 
 def test_a_model_with_code_in_its_name_is_only_called_so(copy, monkeypatch):

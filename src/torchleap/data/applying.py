@@ -22,7 +22,7 @@ import numpy as np
 import polars as pl
 import torch
 
-from ..errors import DataError, is_whole, nearest
+from ..errors import DataError, is_whole, nearest, shown
 from ..fields import Field, Fields
 from ..selection import Selection
 from .cache import key_of
@@ -144,13 +144,13 @@ class Encoding:
     @classmethod
     def load(cls, folder: str | os.PathLike[str]) -> "Encoding":
         """Read what `save_encoding` wrote."""
-        cure = "Write it anew: save_encoding(task, folder)."
+        cure = "Write it again: save_encoding(task, folder)."
         try:
             known = _known(Path(folder), json.loads(_content(Path(folder), MANIFEST)))
         except (FileNotFoundError, NotADirectoryError) as error:
             raise DataError(f"{folder} holds no whole encoding: there is no {Path(error.filename).name} in it. {cure}") from error
         except (KeyError, TypeError, ValueError, AttributeError, OSError, RecursionError, pl.exceptions.PolarsError) as error:
-            raise DataError(f"The encoding in {folder} is damaged or of another version ({error!r}). {cure}") from error
+            raise DataError(f"The encoding in {folder} is damaged or of another version ({shown(error, 120)}). {cure}") from error
         return cls(tuple(one.column for one in known), known)
 
     @cached_property

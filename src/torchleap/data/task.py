@@ -16,10 +16,10 @@ from torch import Tensor
 from torch.utils.data import IterableDataset, get_worker_info
 
 from .. import ranks
-from ..errors import DataError, FieldError, is_whole, nearest, refuse_settings
+from ..errors import DataError, FieldError, is_whole, nearest, refuse_settings, shown
 from ..fields import Field, Fields
 from ..selection import Selection
-from ..text import plural, table
+from ..text import first_line, plural, table
 from .cache import key_of, verify
 from .schema import Column
 from .splits import PARTS
@@ -118,7 +118,7 @@ class Task:
         try:
             content = json.loads((folder / "task.json").read_text(encoding="utf-8"))
         except (OSError, ValueError, RecursionError) as error:
-            raise DataError(f"{folder} holds no encoded data: {error}. Remove it and read the data again.") from error
+            raise DataError(f"{folder} holds no encoded data: {first_line(error)}. Remove it and read the data again.") from error
         if not isinstance(content, dict):
             raise DataError(f"{folder}/task.json is damaged: expected an object, but found {content!r:.40}. Remove {folder}.")
         if content.get("format") != FORMAT:
@@ -136,7 +136,9 @@ class Task:
             _check_sizes(columns, content["rows"], content["files"])
             return cls(folder, tuple(columns), content["rows"], content["roles"], keep, files=dict(content["files"]))
         except (KeyError, TypeError, AttributeError, ValueError) as error:
-            raise DataError(f"{folder}/task.json is damaged: {error!r}. Remove {folder} and read the data again.") from error
+            raise DataError(
+                f"{folder}/task.json is damaged: {shown(error, 120)}. Remove {folder} and read the data again."
+            ) from error
 
     def __getstate__(self) -> dict[str, Any]:
         """What a worker needs: where the rows lie. The first process holds the folder."""
@@ -353,7 +355,9 @@ class Rows:
         try:
             return np.memmap(path, dtype, "r", offset, (len(self), slots))
         except (OSError, ValueError) as error:
-            raise DataError(f"{path} is damaged or gone: {error}. Remove {self.task.folder} and read the data again.") from error
+            raise DataError(
+                f"{path} is damaged or gone: {first_line(error)}. Remove {self.task.folder} and read the data again."
+            ) from error
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_held": None}  # a worker maps the files anew

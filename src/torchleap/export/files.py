@@ -23,6 +23,7 @@ from ..errors import SurgeryError
 from ..finetuning import plan_of
 from ..surgery import Plan
 from ..surgery.build import find
+from ..text import first_line
 from . import graphs
 from .loaded import LoadedModel, from_json, paths_of
 
@@ -90,7 +91,7 @@ def manifest(folder: str | os.PathLike[str]) -> dict[str, Any]:
         content = json.loads(path.read_text(encoding="utf-8"))
         digest = _digest_of(content) if isinstance(content, dict) else ""
     except (OSError, ValueError, RecursionError, MemoryError) as error:
-        raise SurgeryError(f"{path} is damaged: expected JSON, but {error}. Save the model again.") from error
+        raise SurgeryError(f"{path} is damaged: expected JSON, but {first_line(error)}. Save the model again.") from error
     found = content.get("format") if isinstance(content, dict) else None
     if type(found) is not int or found != FORMAT:
         raise SurgeryError(f"{path}: expected a manifest of format {FORMAT}, but found {found!r}. Save the model again.")
@@ -114,7 +115,7 @@ def load(folder: str | os.PathLike[str], model: nn.Module | None = None) -> nn.M
     except SurgeryError:
         raise
     except _DAMAGES as error:
-        reason = f"{type(error).__name__}: {error}"
+        reason = f"{type(error).__name__}: {first_line(error)}"
         raise SurgeryError(f"{folder} is damaged: its model cannot be built ({reason}). Save the model again.") from error
 
 
@@ -239,7 +240,7 @@ def _read(path: Path, expected: Mapping[str, Any]) -> dict[str, Tensor]:
         # copied: products of matrices round by where these lie in memory, and the file may be replaced while it is mapped
         return {name: tensor.clone() for name, tensor in load_file(path).items()}
     except SafetensorError as error:
-        raise SurgeryError(f"{path} is damaged: {error}. Save the model again.") from error
+        raise SurgeryError(f"{path} is damaged: {first_line(error)}. Save the model again.") from error
 
 
 def _mismatches(model: nn.Module, tensors: Mapping[str, Tensor]) -> list[str]:

@@ -26,7 +26,6 @@ _EXTRA: tuple[Any, ...] = (
     kept_columns,
     expect_entries,
     expect_inputs,
-    expect_globals,
     torch.softmax,
     functional.softmax,
     functional.layer_norm,
@@ -81,6 +80,8 @@ def to_json(model: nn.Module, graph: fx.Graph) -> dict[str, Any]:
     nodes = []
     for node in graph.nodes:
         target = node.target
+        if target is expect_globals:
+            continue  # a loaded model has none of the code whose variables these are
         if node.op == "call_function":
             if target is call_unchanged:
                 layer = model.get_submodule(node.args[0].target)

@@ -16,6 +16,7 @@ Steps = tuple[tuple[str, Any], ...]  # ("item", key) or ("attribute", name): the
 Path = tuple[str, Steps]
 PLAIN = (bool, int, float, str)
 ANY = -1
+PROPERTIES = ("dtype", "layout")  # of a tensor, besides its device
 
 
 @dataclass(frozen=True)
@@ -97,9 +98,14 @@ def part_of(given: Mapping[str, Any], path: Path) -> Any:
 
 
 def walk(value: Any, steps: Steps) -> Any:
-    """Follow steps from an argument to one of its parts."""
+    """Follow steps from an argument to one of its parts, but not to what Python keeps of an object."""
     for how, key in steps:
-        value = value[key] if how == "item" else getattr(value, key)
+        if how == "item":
+            value = value[key]
+        elif key.startswith("__"):
+            raise AttributeError(key)
+        else:
+            value = getattr(value, key)
     return value
 
 
@@ -178,7 +184,9 @@ def _sizes(runs: list[Tensor], rows: tuple[int, ...], *, asked: bool, read: bool
 
 def property_of(tensor: Tensor, name: str) -> str:
     """Return a property of a tensor as a string."""
-    return tensor.device.type if name == "device" else str(getattr(tensor, name))
+    if name == "device":
+        return tensor.device.type
+    return str(getattr(tensor, name)) if name in PROPERTIES else ""
 
 
 def _about(graph: fx.Graph, model: nn.Module, given: Mapping[str, Any], asked: Iterable[Asked]) -> dict[Path, set[str]]:
