@@ -52,6 +52,9 @@ def test_a_selection_a_report_and_a_store_refuse_values_that_json_should_not_hav
         (("trajectories", "gates"), [0.1], "expected a dict as record.trajectories.gates, but found [0.1]"),
         (("savings", "bytes"), [1], "expected two numbers as record.savings.bytes, but found [1]"),
         (("title",), 3, "expected text as record.title, but found 3"),
+        (("task", "positives"), "many", "expected a dict as record.task.positives, but found 'many'"),
+        (("findings",), [{"text": ["x"]}], "expected text as record.findings[0].text, but found ['x']"),
+        (("undecided",), {"a": 1}, "expected text as record.undecided, but found {'a': 1}"),
     ],
 )
 def test_a_record_of_another_shape_is_refused_before_it_is_rendered(tmp_path, keys, value, told):

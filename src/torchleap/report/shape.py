@@ -51,7 +51,12 @@ _POINT = {"fields": NUMBER, "dims": NUMBER, "value": NUMBER}
 SHAPES: dict[str, dict[str, Any]] = {
     "select": {
         **_HEAD,
-        "task": {"label": TEXT, "source": TEXT, "rows": Each(NUMBER), "fields": NUMBER, "dims": NUMBER, "group": TEXT},
+        "task": {
+            **{"label": TEXT, "positive": CELL, "source": TEXT, "group": TEXT, "fields": NUMBER, "dims": NUMBER},
+            **{"rows": Each(NUMBER), "positives": Each(NUMBER)},
+        },
+        "findings": [{"kind": TEXT, "column": TEXT, "text": TEXT, "cure": TEXT}],
+        "undecided": TEXT,
         "method": TEXT,
         "model": TEXT,
         "model_settings": Each(ANY),
