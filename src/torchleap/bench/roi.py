@@ -1,7 +1,6 @@
 """Table 3: what a model loses when shares of its dimensions are pruned by the scores of each method, and what the search cost."""
 
 import copy
-import fcntl
 import math
 import os
 from collections import defaultdict
@@ -13,7 +12,7 @@ from typing import Any, Literal
 
 from torch import nn
 
-from ..data.cache import key_of
+from ..data.cache import key_of, locked
 from ..errors import TorchleapError, is_number, is_whole, refuse_settings
 from ..plugin import Plugin
 from ..searching import RetrainResult, retrain
@@ -288,8 +287,7 @@ def roi(grid: Grid, runner: Runner, prunings: Prunings) -> list[Roi]:
 
 @contextmanager
 def _lock(path: Path) -> Iterator[None]:
-    """One process at a time."""
+    """Let one process at a time work within this context."""
     make_folder(path.parent)
-    with Path(f"{path}.lock").open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+    with locked(Path(f"{path}.lock")):
         yield

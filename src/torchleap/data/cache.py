@@ -79,7 +79,7 @@ def once(folder: Path, key: str, make: Callable[[Path], None], *, complete: str)
         return target
     try:
         _make_folder(folder)
-        with _locked(folder / f"{key}.lock"):
+        with locked(folder / f"{key}.lock"):
             if not (target / complete).exists():
                 _make(folder, key, make)
     except OSError as error:
@@ -96,14 +96,25 @@ def _make_folder(folder: Path) -> None:
 
 
 @contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    """Hold a lock file, which is neither emptied nor followed if somebody has put a link there."""
+def locked(path: Path, *, wait: bool = True) -> Iterator[bool]:
+    """Hold a lock file, which is neither emptied nor followed if somebody has put a link there.
+
+    Yields:
+        Whether it is held; without `wait` it is not if another process holds it.
+    """
     handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
     try:
-        fcntl.flock(handle, fcntl.LOCK_EX)
-        yield
+        yield _take(handle, wait=wait)
     finally:
         os.close(handle)
+
+
+def _take(handle: int, *, wait: bool) -> bool:
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def checksums(folder: Path) -> dict[str, list[int]]:

@@ -1,15 +1,13 @@
 """Caches: which encoded data is kept where, how much of it, of which file; and how to be rid of it."""
 
-import fcntl
 import json
-import os
 import re
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from .cache import HIDDEN, IGNORE, IGNORED, cache_folder
+from .cache import HIDDEN, IGNORE, IGNORED, cache_folder, locked
 from .sources import ENCODED
 
 _KEY = re.compile(r"^(industrial_)?[0-9a-f]{24}$")
@@ -67,7 +65,7 @@ def clear(folder: Path) -> Iterator[Cached]:
     """
     for found in cached_in(folder):
         lock = folder / f"{found.path.name}.lock"
-        with _locked(lock) as free:
+        with locked(lock, wait=False) as free:
             if free:
                 shutil.rmtree(found.path)
                 lock.unlink(missing_ok=True)
@@ -75,20 +73,3 @@ def clear(folder: Path) -> Iterator[Cached]:
     left = list(folder.iterdir())
     if all(entry.name == IGNORE and entry.read_text(encoding="utf-8") == IGNORED for entry in left):
         shutil.rmtree(folder)
-
-
-class _locked:  # noqa: N801
-    """Holds the lock of an entry, if no process works on it."""
-
-    def __init__(self, path: Path) -> None:
-        self.file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
-
-    def __enter__(self) -> bool:
-        try:
-            fcntl.flock(self.file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return False
-        return True
-
-    def __exit__(self, *problem: object) -> None:
-        os.close(self.file)
