@@ -3,7 +3,17 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from .errors import AttachError, DataError, FieldError, MetricError, SelectionError, SurgeryError, TorchleapError
+from .errors import (
+    AttachError,
+    DataError,
+    FieldError,
+    MetricError,
+    RemovedTableError,
+    SelectionError,
+    SurgeryError,
+    TorchleapError,
+    WriteError,
+)
 
 if TYPE_CHECKING:
     from . import callbacks, data, export, methods, metrics, models, train
@@ -68,12 +78,14 @@ __all__ = [
     "MetricError",
     "Plan",
     "Plugin",
+    "RemovedTableError",
     "Report",
     "Selection",
     "SelectionError",
     "SurgeryError",
     "TorchleapError",
     "Training",
+    "WriteError",
     "attach",
     "attached",
     "auc",

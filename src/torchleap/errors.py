@@ -33,6 +33,28 @@ class MetricError(TorchleapError):
     """A metric is not defined on this input."""
 
 
+class RemovedTableError(FieldError):
+    """A pruned model reads a table that surgery has removed, on a batch unlike the example that it was pruned with.
+
+    Args:
+        tables: The names of the tables in the model.
+        reader: What needs their rows, such as "item()" or "the output".
+    """
+
+    def __init__(self, tables: Iterable[str], reader: str) -> None:
+        self.tables = frozenset(tables)
+        self.reader = reader
+        names = ", ".join(map(repr, sorted(self.tables)))
+        super().__init__(
+            "Expected forward() to read removed tables for dropped fields alone, as it did with the example that the "
+            f"model was pruned with, but with this batch {reader} needs {names}. "
+            "Prune with example= such a batch, which keeps the table."
+        )
+
+    def __reduce__(self) -> tuple[type["RemovedTableError"], tuple[frozenset[str], str]]:
+        return type(self), (self.tables, self.reader)
+
+
 class WriteError(TorchleapError, OSError):
     """A file cannot be written: no space is left, or the place does not allow it."""
 

@@ -8,7 +8,8 @@ from torch import nn
 from torch.nn import functional
 
 import torchleap as tl
-from torchleap.surgery.absent import Absent, RemovedTableError, tables_of
+from torchleap.errors import RemovedTableError
+from torchleap.surgery.absent import Absent, tables_of
 
 
 def absent(*shape, table="user"):

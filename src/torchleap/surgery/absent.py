@@ -13,7 +13,7 @@ from torch import Tensor
 from torch._compile import _disable_dynamo  # as torch.compiler.disable, without importing the compiler, which takes a second
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
-from ..errors import FieldError
+from ..errors import RemovedTableError
 
 STAND_IN = 0.5  # of a missing number: logarithms, roots, quotients and their gradients are finite there
 
@@ -49,23 +49,6 @@ _SETTINGS = _words(
     "dim element_size get_device hash is_complex is_contiguous is_floating_point is_inference is_same_size len ndimension "
     "nelement numel size storage_offset stride"
 )  # what does not depend on values
-
-
-class RemovedTableError(FieldError):
-    """A table that surgery removed is read after all."""
-
-    def __init__(self, tables: Iterable[str], reader: str) -> None:
-        self.tables = frozenset(tables)
-        self.reader = reader
-        shown = ", ".join(map(repr, sorted(self.tables)))
-        super().__init__(
-            f"Expected forward() to read removed tables for dropped fields alone, as it did with the example that the model was "
-            f"pruned with, but with this batch {reader} needs {shown}. Prune with example= such a batch, which "
-            "keeps the table."
-        )
-
-    def __reduce__(self) -> Any:
-        return type(self), (self.tables, self.reader)
 
 
 _groups: list[frozenset[str]] = [frozenset()]  # sets of tables, each by its number

@@ -14,11 +14,11 @@ import torch
 from torch import Tensor, fx, nn
 from torch._compile import _disable_dynamo
 
-from ..errors import SurgeryError
+from ..errors import RemovedTableError, SurgeryError
 from ..gates import LeAP
 from ..keyed import blocks_of, is_keyed, waited, with_values
 from ..sites import Call, Site, find_module
-from .absent import Absent, RemovedTableError, present, refuse_absent, tables_of
+from .absent import Absent, present, refuse_absent, tables_of
 from .build import memo_of, without_gates
 from .compare import leaves_of
 from .examples import fresh, run
