@@ -12,6 +12,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from .errors import TorchleapError, is_number
+from .text import first_line
 
 TIMEOUT = "TORCHLEAP_TIMEOUT"  # seconds, in the environment, which torchrun hands on to every rank
 AGAIN = "Start the job again."
@@ -54,7 +55,7 @@ def joined(timeout: float | None = None) -> Iterator[None]:
         dist.init_process_group(backend, timeout=timedelta(seconds=seconds))
     except (RuntimeError, dist.DistError) as error:
         raise RankError(
-            f"The ranks of the job did not find each other within {seconds:g} s: {_reason(error)}. {AGAIN}"
+            f"The ranks of the job did not find each other within {seconds:g} s: {first_line(error)}. {AGAIN}"
         ) from error
     try:
         with explained():
@@ -101,11 +102,7 @@ def explained(cure: str = AGAIN) -> Iterator[None]:
     except (RuntimeError, dist.DistError) as error:
         if count() == 1 or not is_of_another_rank(error):
             raise
-        raise RankError(f"Rank {rank()} of {count()} has lost another one: {_reason(error)} {cure}") from error
-
-
-def _reason(error: BaseException) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise RankError(f"Rank {rank()} of {count()} has lost another one: {first_line(error)}. {cure}") from error
 
 
 def is_of_another_rank(error: Exception) -> bool:

@@ -121,11 +121,6 @@ def check_random(state: Any) -> None:
     expect(fits and state.device == own.device, "its random numbers are not a state of PyTorch's")
 
 
-def reason_of(error: Exception) -> str:
-    """Return the first line of an error, without its full stop."""
-    return (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
-
-
 def expect(holds: bool, problem: str) -> None:
     """Raise a StateError unless it holds."""
     if not holds:

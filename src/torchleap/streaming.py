@@ -17,8 +17,9 @@ from .errors import MetricError
 from .metrics import auc, log_loss
 from .pacing import STEPS
 from .plugin import Plugin
-from .states import UNFIT, check_tensors, expect, reason_of, restore_optimizer, restore_run
+from .states import UNFIT, check_tensors, expect, restore_optimizer, restore_run
 from .stepping import Hook, Loop, Loss, Run, Training, TrainingError, go_on_by_chance, of_log_odds
+from .text import first_line
 
 WINDOW = 1000  # steps between two looks
 PREDICTED = 10  # every so many batches are predicted before they are learnt from
@@ -244,7 +245,7 @@ class _Stream(Loop):
                 if isinstance(error, RuntimeError) and ranks.is_of_another_rank(error):
                     raise
             raise TrainingError(
-                f"{path} cannot be resumed: {reason_of(error)}. Remove it to resume from the one before."
+                f"{path} cannot be resumed: {first_line(error)}. Remove it to resume from the one before."
             ) from error
 
     def _restore(self, path: Path, shared: dict[str, Any], each: list[Any], *, as_many: bool) -> None:

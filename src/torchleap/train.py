@@ -12,11 +12,12 @@ from torch import Tensor, nn
 
 from . import ranks
 from .data.task import Batch, Rows, Task
+from .errors import WriteError
 from .metrics import auc, gauc, log_loss
 from .sealed import load_sealed, save_sealed
-from .states import UNFIT, check_tensors, reason_of, restore_run
+from .states import UNFIT, check_tensors, restore_run
 from .stepping import Hook, Loop, Metric, Run, Training, TrainingError, go_on_by_chance, optimizers_for
-from .text import replace_file
+from .text import first_line, replace_file
 
 __all__ = [
     "Hook",
@@ -227,14 +228,17 @@ class _Loop(Loop):
             with replace_file(path) as temporary:
                 save_sealed(content, temporary)
         except (OSError, RuntimeError) as error:  # PyTorch's writer hides a full disk in a RuntimeError
-            kept = " The one before is whole." if path.exists() else ""
-            raise TrainingError(f"The checkpoint {path} cannot be written: {error}.{kept} Make room, and start again.") from error
+            problem = str(error)
+            if not isinstance(error, WriteError):
+                problem = f"{path} cannot be written: {first_line(error)}; make room or give another place."
+            kept = " The one before is complete." if path.exists() else ""
+            raise TrainingError(f"The checkpoint {problem}{kept} Then start again.") from error
 
     def _resume(self, path: Path) -> None:
         try:
             content = load_sealed(path)
         except Exception as error:
-            reason = reason_of(error)
+            reason = first_line(error)
             raise TrainingError(
                 f"{path} is not a complete checkpoint of this version ({reason}). Remove it to start again."
             ) from error
@@ -244,7 +248,7 @@ class _Loop(Loop):
         except TrainingError:
             raise
         except UNFIT as error:
-            raise TrainingError(f"{path} cannot be resumed: {reason_of(error)}. Remove it to start again.") from error
+            raise TrainingError(f"{path} cannot be resumed: {first_line(error)}. Remove it to start again.") from error
 
     def _restore(self, content: dict[str, Any]) -> None:
         """Set all that a checkpoint holds, each part only if it fits."""

@@ -13,6 +13,7 @@ import torchleap as tl
 from tests.architectures import attached
 from tests.hostile.watch import watched
 from torchleap.export import files
+from torchleap.sealed import digest_of
 
 
 @pytest.fixture(scope="module")
@@ -281,7 +282,7 @@ def test_hostile_weights_are_refused(header, copy):
     (folder / "model.safetensors").write_bytes(weights)
     spoil(
         folder,
-        lambda content: content.update(weights={"bytes": len(weights), "sha256": files._digest(folder / "model.safetensors")}),
+        lambda content: content.update(weights={"bytes": len(weights), "sha256": digest_of(folder / "model.safetensors")}),
     )
     with watched() as seen, pytest.raises(tl.SurgeryError):
         tl.export.load(folder)(batch)

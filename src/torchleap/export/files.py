@@ -21,9 +21,10 @@ from torch import Tensor, fx, nn
 
 from ..errors import SurgeryError
 from ..finetuning import plan_of
+from ..sealed import digest_of
 from ..surgery import Plan
 from ..surgery.build import find
-from ..text import first_line
+from ..text import first_line, make_folder, writing
 from . import graphs
 from .loaded import LoadedModel, from_json, paths_of
 
@@ -60,21 +61,20 @@ def save(model: nn.Module, folder: str | os.PathLike[str], *, metrics: Mapping[s
         **_graph(model, {**tensors, **{alias: tensors[name] for alias, name in aliases.items()}}, trainable),
     }
     target = Path(folder)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    temporary = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}."))
-    try:
-        _write(temporary, tensors, content)
-        _swap(temporary, target)
-    except (OSError, SafetensorError) as error:
-        raise SurgeryError(f"The model cannot be written to {target}: {error}. Make room, and save again.") from error
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+    make_folder(target.parent)
+    with writing(target):
+        temporary = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}."))
+        try:
+            _write(temporary, tensors, content)
+            _swap(temporary, target)
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
 
 
 def _write(folder: Path, tensors: dict[str, Tensor], content: dict[str, Any]) -> None:
     weights = folder / WEIGHTS
     save_file(tensors, weights)
-    content["weights"] = {"bytes": weights.stat().st_size, "sha256": _digest(weights)}
+    content["weights"] = {"bytes": weights.stat().st_size, "sha256": digest_of(weights)}
     content["sha256"] = _digest_of(content)
     text = json.dumps(content, indent=1, allow_nan=False) + "\n"
     (folder / MANIFEST).write_text(text, encoding="utf-8")
@@ -221,7 +221,7 @@ def _swap(temporary: Path, target: Path) -> None:
         temporary.replace(target)
         return
     if not target.is_dir() or (any(target.iterdir()) and not (target / MANIFEST).exists()):
-        raise SurgeryError(f"{target} is there and is no saved model, so it is not replaced. Choose another folder.")
+        raise SurgeryError(f"{target} is there and is not a saved model, so it is not replaced. Choose another folder.")
     old = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}.old."))
     target.replace(old)
     temporary.replace(target)
@@ -234,7 +234,7 @@ def _read(path: Path, expected: Mapping[str, Any]) -> dict[str, Tensor]:
     size = path.stat().st_size
     if size != expected["bytes"]:
         raise SurgeryError(f"{path} is damaged: expected {expected['bytes']:,} bytes, but found {size:,}. Save the model again.")
-    if _digest(path) != expected["sha256"]:
+    if digest_of(path) != expected["sha256"]:
         raise SurgeryError(f"{path} is damaged: its content is not what the manifest says. Save the model again.")
     try:
         # copied: products of matrices round by where these lie in memory, and the file may be replaced while it is mapped
@@ -256,11 +256,6 @@ def _mismatches(model: nn.Module, tensors: Mapping[str, Tensor]) -> list[str]:
 
 
 def _digest_of(content: Mapping[str, Any]) -> str:
-    """Of the manifest, but for the digest itself, however it is laid out."""
+    """Return the digest of a manifest, but for the digest itself, however it is laid out."""
     rest = {key: value for key, value in content.items() if key != "sha256"}
     return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
-
-
-def _digest(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -15,7 +15,7 @@ from ..gates import LeAP
 from ..keyed import is_jagged, is_sharded, rows_of
 from ..selection import Selection
 from ..sites import Call, Site, few_rows
-from ..text import plural, table
+from ..text import first_line, plural, table
 from .build import as_pruned, build
 from .compare import alike, difference, leaves_of
 from .cuts import Cut, count, cuts_of, size, work
@@ -23,7 +23,7 @@ from .examples import Examples, another, run, untouched
 from .feed import feed, remove_tables, unread_tables
 from .rewrite import Rewrite, features_unread, inputs_of_dropped, inputs_past_the_gates, rewrite
 from .rounding import with_other_rounding
-from .trace import Trace, affine, first_line, trace
+from .trace import Trace, affine, trace
 from .writer import Origin, runs_of
 
 Fill = Literal["mean", "zero"]

@@ -11,6 +11,7 @@ from torch import Tensor, fx, nn
 from ..errors import SurgeryError
 from ..gates import LeAP
 from ..sites import Call, Site, find_module
+from ..text import first_line
 from .channels import Attributes, Globals, globals_read, names_changed, reads_environment, watched
 from .entries import Entries
 from .examples import Examples, bind, in_eval
@@ -228,11 +229,6 @@ def _mark_output(graph: fx.Graph, tracer: SiteTracer) -> None:
         proxies: Any = tracer.proxy
         value = fx.map_arg(end.args[0], proxies)
         end.args = (tracer.create_arg(tracer.mark(site, value)),)
-
-
-def first_line(error: Exception) -> str:
-    """What an error says, in one line, as the end of a sentence."""
-    return (str(error).strip().splitlines() or [type(error).__name__])[0].removesuffix(".")
 
 
 def _ask_for_the_mode(graph: fx.Graph, in_training: fx.Graph) -> dict[fx.Node, bool]:
