@@ -23,37 +23,27 @@ from rich.progress import Progress, TextColumn, TimeElapsedColumn
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from tests.fuzz.formats import FORMATS
 from tests.fuzz.trials import FINDINGS, Worker
+from tests.surgery.trials import trial
 
 GRAPHS = "graphs"
 WRONG = (*FINDINGS, "inexact", "crash")
 Outcome = Callable[[int], tuple[str, str]]
 
 
-def graph_trials() -> Outcome | None:
-    """Return what draws, prunes and compares one model."""
-    try:
-        from tests.surgery.random_models import trial
-    except ImportError:
-        return None
-
-    def outcome(seed: int) -> tuple[str, str]:
-        found = trial(seed)
-        return found.kind, found.detail
-
-    return outcome
+def try_graph(seed: int) -> tuple[str, str]:
+    """Draw a model, prune it and compare; return what became of it, and what happened."""
+    found = trial(seed)
+    return found.kind, found.detail
 
 
 @contextmanager
 def sources(only: str | None) -> Iterator[dict[str, Outcome]]:
     """Yield what to try, by name: the formats of files, and graphs."""
-    from tests.fuzz.formats import FORMATS
-
-    graphs = graph_trials()
     with Worker() as worker:
         known: dict[str, Outcome] = {name: lambda seed, name=name: worker.outcome(name, seed) for name in FORMATS}
-        if graphs is not None:
-            known[GRAPHS] = graphs
+        known[GRAPHS] = try_graph
         if only is not None and only not in known:
             raise SystemExit(f"There is no format {only!r}. Known: {', '.join(known)}.")
         yield known if only is None else {only: known[only]}
@@ -85,10 +75,10 @@ def run(minutes: float, seed: int, known: dict[str, Outcome]) -> tuple[dict[str,
         bar = progress.add_task("", total=None, left="")
         for number in itertools.count(seed):
             for name, outcome in known.items():
-                kind, told = outcome(number)
+                kind, detail = outcome(number)
                 counts[name][kind] += 1
                 if kind in WRONG:
-                    findings.append(f"{kind}: python benchmarks/fuzz.py --only {name!r} --seed {number}\n    {told[:300]}")
+                    findings.append(f"{kind}: python benchmarks/fuzz.py --only {name!r} --seed {number}\n    {detail[:300]}")
                 tried = sum(each.total() for each in counts.values())
                 left = f"{max(0.0, end - time.monotonic()):.0f} s left"
                 progress.update(bar, description=f"{tried:,} tried, {len(findings)} found; {name}", left=left)
@@ -105,12 +95,10 @@ def main() -> int:
     options = parser.parse_args()
     with sources(options.only) as known:
         if options.only is not None and options.seed is not None:
-            kind, told = known[options.only](options.seed)
-            print(f"{options.only}, seed {options.seed}: {kind} {told}")
+            kind, detail = known[options.only](options.seed)
+            print(f"{options.only}, seed {options.seed}: {kind} {detail}")
             return int(kind in WRONG)
         seed = random.randrange(1, 1 << 31) if options.seed is None else options.seed
-        if options.only is None and GRAPHS not in known:
-            print("Graphs are not tried: there is no tests/surgery/random_models.py.")
         counts, findings = run(options.minutes, seed, known)
     print(f"seed {seed}\n\n{table(counts)}\n\n{len(findings)} findings")
     print("\n".join(findings[:40]))

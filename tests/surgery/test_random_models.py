@@ -4,8 +4,10 @@ import pytest
 import torch
 
 import torchleap as tl
-from tests.surgery import random_models
-from tests.surgery.random_models import CONSTRUCTS, FRONTS, RandomModel, constructs_of, make_batch, trial
+from tests.surgery import trials
+from tests.surgery.constructs import CONSTRUCTS, FRONTS
+from tests.surgery.random_models import RandomModel, constructs_of, make_batch
+from tests.surgery.trials import trial
 
 GROUPS = 7
 
@@ -63,7 +65,7 @@ def test_a_trial_notices_errors_and_hangs(monkeypatch):
                 continue
 
     monkeypatch.setattr(tl.Plugin, "prune", hang)
-    monkeypatch.setattr(random_models, "SECONDS", 0.2)
+    monkeypatch.setattr(trials, "SECONDS", 0.2)
     assert trial(0, ["table"]).kind == "hang"
 
 
