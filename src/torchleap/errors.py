@@ -98,7 +98,7 @@ def is_number(value: object) -> bool:
 
 
 def is_seed(value: object) -> bool:
-    """Whether every random generator takes it: scikit-learn's want 32 bits."""
+    """Say whether every random generator takes it as a seed: scikit-learn's want 32 bits."""
     return isinstance(value, Integral) and is_whole(value) and 0 <= int(value) < 1 << 32
 
 

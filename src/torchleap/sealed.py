@@ -1,7 +1,7 @@
 """Files of tensors that carry a digest of themselves: a flipped bit is noticed before anything is read.
 
-The digest is the comment of the zip file that torch.save writes, so that torch.load still reads it. It tells accidents, not
-attackers: whoever changes a file can seal it again. Such a file is read by `weights_only=True`, which runs no code.
+The digest is the comment of the zip file that torch.save writes, so that torch.load still reads it. It shows accidents, not
+attacks: whoever changes a file can seal it again. Such a file is read by `weights_only=True`, which runs no code.
 """
 
 import hashlib

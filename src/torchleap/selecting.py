@@ -198,7 +198,7 @@ class _Work:
         return Decision(selection, small, record, self.task)
 
     def _selected(self, found: SearchResult, rule: Mapping[str, Any]) -> tuple[Selection, str | None]:
-        """The fields to keep, by the rule; all of them, and why, where nothing can be said."""
+        """Return the fields to keep by the rule; all of them, and why, where nothing can be said."""
         few = None if self.has_rule else self._too_few()
         best = max(found.scores, key=lambda name: found.scores[name])
         bar = rule["threshold"]
@@ -212,7 +212,7 @@ class _Work:
         return replace(every, settings={**kept_by, "threshold": bar or 0.5}), reason
 
     def _too_few(self) -> str | None:
-        """Why the rows that gates and comparison rest on tell nothing, if they do."""
+        """Say why the rows that gates and comparison rest on are too few, if they are."""
         for rows in (self.task.test, self.task.valid):
             positives = int(rows.label.sum())
             if min(positives, len(rows) - positives) < ENOUGH:

@@ -356,7 +356,7 @@ def as_call(example: Any) -> Call:
 
 
 def few_rows(call: Call, rows: int | None = EXAMPLE_ROWS) -> Call:
-    """A copy of the first rows of a batch, where all its tensors have the same number of rows; else of the batch.
+    """Copy the first rows of a batch, where all its tensors have the same number of rows; else the batch.
 
     Args:
         rows: How many; None is all of them.

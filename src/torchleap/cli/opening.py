@@ -1,4 +1,4 @@
-"""What select says before it trains: what is positive, what can be expected of the rows, what looks wrong with the file."""
+"""The opening of select: before it trains, it says what is positive, what can be expected of the rows, what looks wrong."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ TYPICAL = 0.75  # the AUC that such an interval is computed for
 
 
 def findings_of(context: typer.Context, task: Task, file: str, settings: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Look at the first rows of a file as `data inspect` does; what is wrong with the inputs, in the words of the options."""
+    """Inspect the first rows of a file; return what is wrong with the inputs, in the words of the options."""
     from ..data.inspection import inspect
 
     positive = task.roles.get("positive")  # as it was found in all rows
@@ -34,7 +34,7 @@ def findings_of(context: typer.Context, task: Task, file: str, settings: Mapping
 
 
 def positives_line(task: Task) -> str:
-    """How many rows are positive, by which value, and in which part."""
+    """Say how many rows are positive, by which value, and in which part."""
     parts = (task.train, task.valid, task.test)
     counts = {rows.part: int(rows.label.sum()) for rows in parts}
     total, rows = sum(counts.values()), sum(map(len, parts))
@@ -49,7 +49,7 @@ def _percent(share: float) -> str:
 
 
 def expectation(task: Task) -> str:
-    """What can be expected of so few positive or negative test rows; empty where there are many."""
+    """Say what can be expected of few positive or negative test rows; return an empty string where there are many."""
     positives, rows = int(task.test.label.sum()), len(task.test)
     reach = half_interval(positives, rows - positives)
     if reach <= WIDE:
@@ -62,7 +62,7 @@ def expectation(task: Task) -> str:
 
 
 def half_interval(positives: int, negatives: int, auc: float = TYPICAL) -> float:
-    """Half of the 95 % interval of an AUC, by Hanley and McNeil (1982); at most 0.5.
+    """Return half of the 95 % interval of an AUC, by Hanley and McNeil (1982); at most 0.5.
 
     >>> round(half_interval(13, 4000), 2), round(half_interval(1000, 1000), 2)
     (0.16, 0.02)

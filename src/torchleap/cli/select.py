@@ -139,7 +139,7 @@ def demo(
 
 
 def against_truth(selection: Selection, truth: KnownTruth) -> str:
-    """What a selection got right, where the ground truth is known."""
+    """Say what a selection got right, where the ground truth is known."""
     kept = set(selection.kept)
     lost = [name for name in truth.useful if name not in kept]
     dropped = [name for name in truth.useless if name not in kept]

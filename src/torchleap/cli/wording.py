@@ -42,7 +42,7 @@ def in_options(text: str, options: Mapping[str, str]) -> str:
 
 
 def _written(value: str | None) -> str:
-    """A value as it is typed behind an option."""
+    """Write a value as it is typed behind an option."""
     if value is None or value == "True":
         return ""
     if value in ("...", "[...]"):
@@ -59,7 +59,7 @@ def _written(value: str | None) -> str:
 
 
 def _as_toml(columns: Mapping[str, Any]) -> str:
-    """What is said about columns, as a file has it: [columns.zip] kind = "categorical"."""
+    """Write what is said about columns as a file has it: [columns.zip] kind = "categorical"."""
     found = []
     for name, said in columns.items():
         key = name if re.fullmatch(r"[\w-]+", name) else f'"{name}"'
@@ -70,13 +70,13 @@ def _as_toml(columns: Mapping[str, Any]) -> str:
 
 
 def bounded(text: str) -> str:
-    """A message without control characters, of a length that a terminal can take."""
+    """Return a message without control characters, of a length that a terminal can take."""
     clean = "".join(sign if sign.isprintable() or sign == "\n" else "?" for sign in text)
     return clean if len(clean) <= LONGEST else f"{clean[: LONGEST - 4]} ..."
 
 
 def options_of(context: Any, error: type[TorchleapError] = DataError) -> dict[str, str]:
-    """The options of the running command, by the names that messages use."""
+    """Return the options of the running command, by the names that messages use."""
     own = {param.name: param.opts[0] for param in context.command.params if param.opts[0].startswith("--")}
     others = next((names for kind, names in OTHER_NAMES.items() if issubclass(error, kind)), {})
     return own | {name: own[option] for name, option in others.items() if option in own}

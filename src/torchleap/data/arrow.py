@@ -140,7 +140,7 @@ def _plain(kind: Any) -> pa.DataType:
 
 
 def _typed(keys: Sequence[dict[str, str]]) -> pl.DataFrame:
-    """The values of folders, one row per file, as numbers or dates where all of them are."""
+    """Return the values of folders, one row per file, as numbers or dates where all of them are."""
     names = list(dict.fromkeys(name for own in keys for name in own))
     given = {name: [unquote(own[name]) if name in own else None for own in keys] for name in names}
     texts = pl.DataFrame(given, schema=dict.fromkeys(names, pl.String))

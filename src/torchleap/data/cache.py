@@ -125,7 +125,7 @@ def checksums(folder: Path) -> dict[str, list[int]]:
 def verify(path: Path, expected: Sequence[int] | None) -> None:
     """Refuse a file that is not what was written: damaged, cut short or another one. Each is read for this once per process.
 
-    The checksum is made for speed, a fraction of the time of reading: it tells accidents, not attackers.
+    The checksum is made for speed, a fraction of the time of reading: it shows accidents, not attacks.
     """
     cure = f"Remove {path.parent} and read the data again."
     if expected is None:

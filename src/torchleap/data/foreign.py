@@ -104,7 +104,7 @@ def _head(file: Path) -> bytes:
 
 
 def _unpacked(file: Path) -> bytes:
-    """The first bytes of what a .gz holds; none if it is damaged, or packed otherwise."""
+    """Return the first bytes of what a .gz holds; none if it is damaged, or packed otherwise."""
     try:
         with gzip.open(file) as content:
             return content.read(HEAD)
@@ -130,7 +130,7 @@ def _named(head: bytes) -> Format | None:
 
 
 def _renamed(head: bytes, file: Path, suffix: str) -> Format | None:
-    """Whether the content is of another format than the ending says."""
+    """Return what the content is, if that is another format than the ending says."""
     for magic, name, endings in _RENAMED:
         if head.startswith(magic) and suffix not in endings and file.suffix not in endings:
             return f"{name} without the ending that says so", f"Rename it: mv {{file}} {{file}}{endings[0]}"
@@ -140,7 +140,7 @@ def _renamed(head: bytes, file: Path, suffix: str) -> Format | None:
 
 
 def _text(head: bytes) -> Format | None:
-    """What text is, if it is not CSV in UTF-8."""
+    """Return what text is, if it is not CSV in UTF-8."""
     if head.startswith((b"\xff\xfe", b"\xfe\xff")) or _every_second_is_zero(head):
         return "text in UTF-16", "Convert it: iconv -f UTF-16 -t UTF-8 {file} > {stem}-utf8.csv"
     if _is_binary(head):
@@ -152,13 +152,13 @@ def _text(head: bytes) -> Format | None:
 
 
 def _is_binary(head: bytes) -> bool:
-    """Whether zeros or many control characters show that it is not text; some separate columns by one of them."""
+    """Say whether zeros or many control characters show that it is not text; some separate columns by one of them."""
     controls = sum(byte < 32 and byte not in b"\t\n\v\f\r\x01\x1c\x1d\x1e\x1f" for byte in head)
     return b"\0" in head or controls > len(head) / 20
 
 
 def _every_second_is_zero(head: bytes) -> bool:
-    """Whether it is UTF-16 of Latin letters without a mark at its start."""
+    """Say whether it is UTF-16 of Latin letters without a mark at its start."""
     return len(head) > 8 and (not any(head[1:64:2]) or not any(head[0:64:2]))
 
 

@@ -211,7 +211,7 @@ def present_text(name: str) -> pl.Expr:
 
 
 def _read_label(whole: Source, source: Source, name: str, threshold: float | None, positive: str | float | None) -> pl.Series:
-    """The label of the first rows; which word is positive is decided by all rows."""
+    """Read the label of the first rows; which word is positive is decided by all rows."""
     given = _column(source, name)
     chosen = positive
     if threshold is None:
@@ -243,7 +243,7 @@ def _auc(label: Floats, scores: Floats) -> float:
 
 
 class _Whole:
-    """What is known of the file as a whole, column by column: which rows repeat, and whether its first line is one of them."""
+    """What is known of all columns together: which rows repeat, and whether the first line is one of them."""
 
     def __init__(self, rows: int) -> None:
         self.hashes = np.zeros(rows, dtype=np.uint64)
@@ -258,13 +258,13 @@ class _Whole:
         self.named_like_values += _is_a_value(header_name(seen.name).strip(), seen)
 
     def findings(self) -> Iterator[Finding]:
-        """Rows that repeat."""
+        """Yield a finding if rows repeat."""
         rows = len(self.hashes)
         return row_findings(rows, rows - len(np.unique(self.hashes)), rows * rows / 2 * self.same_by_chance)
 
 
 def _is_a_value(name: str, seen: _Seen) -> bool:
-    """Whether a column's name could stand in one of its rows."""
+    """Say whether a column's name could stand in one of its rows."""
     if seen.values.dtype != pl.String:
         return False
     numbers = seen.numbers.drop_nulls()
@@ -276,7 +276,7 @@ def _is_a_value(name: str, seen: _Seen) -> bool:
 
 
 def _findings(seen: _Seen, source: Source, target: pl.Series | None, known: dict[bytes, str]) -> list[Finding]:
-    """What a result may suffer from; nothing for the label itself."""
+    """Return what a result may suffer from; nothing for the label itself."""
     if target is not None and target.name == seen.name:
         known.setdefault(seen.identity(), seen.name)  # as it stands in the file, before a threshold
         return []
@@ -314,7 +314,7 @@ def _dtype(seen: _Seen, *, text: bool) -> str:
 
 
 def _shape_notes(seen: _Seen) -> Iterator[str]:
-    """Whether there are too few values."""
+    """Yield a note if there are too few values."""
     rows, missing, most = len(seen.values), seen.values.null_count(), int(seen.counts.max())
     if most == rows:
         yield "all missing" if missing else "constant"
@@ -323,7 +323,7 @@ def _shape_notes(seen: _Seen) -> Iterator[str]:
 
 
 def _is_an_id(seen: _Seen) -> bool:
-    """Whether every row has a value of its own, as ids and texts have; of categories a few may repeat."""
+    """Say whether every row has a value of its own, as ids and texts have; of categories a few may repeat."""
     rows = len(seen.values)
     if seen.values.dtype.is_nested() or seen.is_measured or rows < 2:
         return False
@@ -331,7 +331,7 @@ def _is_an_id(seen: _Seen) -> bool:
 
 
 def _mixed_findings(seen: _Seen, source: Source) -> Iterator[Finding]:
-    """Text among numbers."""
+    """Yield a finding if there is text among numbers."""
     if not source.text:
         return
     rows = np.flatnonzero(seen.counts)  # one of each value
@@ -345,7 +345,7 @@ def _mixed_findings(seen: _Seen, source: Source) -> Iterator[Finding]:
 
 
 def _value_notes(seen: _Seen, source: Source) -> Iterator[str]:
-    """Infinities, and how long lists are."""
+    """Yield notes on infinities and on the lengths of lists."""
     if seen.kind == "numeric" and len(infinite := seen.numbers.is_infinite().arg_true()):
         yield f"{plural(len(infinite), 'infinite value')}, the first in {source.row(infinite[0])}"
     if isinstance(seen.values.dtype, pl.List) and seen.values.null_count() < len(seen.values):
@@ -354,7 +354,7 @@ def _value_notes(seen: _Seen, source: Source) -> Iterator[str]:
 
 
 def _twin_findings(seen: _Seen, target: pl.Series | None, known: dict[bytes, str]) -> Iterator[Finding]:
-    """Whether the label or another column is the same, or nearly."""
+    """Yield findings if the label or another column is the same, or nearly."""
     if np.count_nonzero(seen.counts) < 2:
         return
     twin = known.setdefault(seen.identity(), seen.name)

@@ -44,7 +44,7 @@ def obvious_positive(values: Sequence[str]) -> str | None:
 
 
 def _word(value: str) -> str:
-    """A value without case; whole floats as whole numbers."""
+    """Return a value without case; 1.0 as 1."""
     return re.sub(r"^([+-]?\d+)\.0+$", r"\1", value.strip().casefold())
 
 
@@ -69,7 +69,7 @@ def positive_of(sources: Sequence[Source], label: str, sample: pl.Series, given:
 
 
 def _values(label: str) -> pl.Expr:
-    """The label's values as text, those that are missing left out."""
+    """Select the label's values as text, without those that are missing."""
     text = pl.col(label).cast(pl.String, strict=False).str.strip_chars()
     return text.filter(text.is_not_null() & ~text.is_in(MISSING_TEXT))
 
@@ -131,7 +131,7 @@ def _rating(numbers: pl.Series) -> str:
 
 
 def _classes(counts: Sequence[tuple[str, int]]) -> str:
-    """How many values there are, with their counts where there are few."""
+    """Say how many values there are, with the counts of the first ones."""
     named = [f"{shown(value, 40)} ({plural(rows, 'row')})" for value, rows in counts[:NAMED]]
     if len(counts) == 1:
         return f"It has the one value {named[0]}."

@@ -190,7 +190,7 @@ def _roles(
 
 
 def _hint(present: Sequence[str]) -> str:
-    """What may be wrong if a name is not there."""
+    """Say what may be wrong if a name is not there."""
     if not looks_like_data(present):
         return ""
     return " The first line looks like data, not like names; if it is, name the columns: names=[...]."

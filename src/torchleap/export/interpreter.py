@@ -99,7 +99,7 @@ class Program:
         return self.count + len(self.later) - 1
 
     def _place(self, value: Any) -> int:
-        """Where an argument lies; one that holds results of nodes is put together by a step of its own."""
+        """Return where an argument lies; one that holds results of nodes is put together by a step of its own."""
         if isinstance(value, Ref):
             return self.places[value.name]
         if not _varies(value):

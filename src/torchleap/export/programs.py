@@ -116,7 +116,7 @@ def _write_checked(model: nn.Module, target: Path, call: Call, write: Callable[[
 
 
 def _rounded(model: nn.Module, batch: Call) -> list[Any]:
-    """What the model returns, with other roundings of every operation."""
+    """Compute what the model returns, with other roundings of every operation."""
     return [tree_leaves(output) for output in with_other_rounding(partial(run, model, batch))]
 
 

@@ -125,7 +125,7 @@ def _select(record: Mapping[str, Any], drawn: Charts) -> dict[str, Any]:
 
 
 def _parts(text: str) -> list[tuple[str, str]]:
-    """Plain words, each with the option behind them, which no line may break.
+    """Split a text into plain words, each with the option behind them, which no line may break.
 
     >>> _parts("Leave it out: --drop 'a b'.")
     [('Leave it out: ', "--drop 'a b'"), ('.', '')]
@@ -245,7 +245,7 @@ def _facts(record: Mapping[str, Any]) -> list[str]:
 
 
 def _positives(record: Mapping[str, Any]) -> str:
-    """How many rows are positive, of all."""
+    """Say how many of all rows are positive."""
     counts, rows = dig(record, "task", "positives") or {}, dig(record, "task", "rows") or {}
     if not counts or not all(is_number(found.get(part)) for found in (counts, rows) for part in counts):
         return ""

@@ -68,7 +68,7 @@ def dig(record: Any, *path: str) -> Any:
 
 
 def findings(record: Mapping[str, Any]) -> list[dict[str, str]]:
-    """What looks wrong with the data, the worst first."""
+    """Return what looks wrong with the data, the worst first."""
     keys = ("kind", "column", "text", "cure")
     given = record.get("findings")
     found = [one for one in (given if isinstance(given, list | tuple) else []) if isinstance(one, Mapping)]

@@ -38,7 +38,10 @@ def headline(record: Mapping[str, Any]) -> str:
 
 
 def outcome(record: Mapping[str, Any]) -> str:
-    """Same, coarse, worse, better; few of so few rows that no interval holds; unsure without one, unknown without a metric."""
+    """Return what dropping the fields does to the metric: same, coarse, worse or better.
+
+    It is "few" where no interval holds for so few rows, "unsure" without an interval, and "unknown" without a metric.
+    """
     value, bounds = _gain(record), _gain_bounds(record)
     if value is None:
         return "unknown"
@@ -53,7 +56,7 @@ def outcome(record: Mapping[str, Any]) -> str:
 
 
 def leaks(record: Mapping[str, Any]) -> list[str]:
-    """The columns that give the label away."""
+    """Return the columns that give the label away."""
     return [found.get("column", "") for found in findings(record) if found.get("kind") == "leak"]
 
 
@@ -63,7 +66,7 @@ def _named(names: list[str]) -> str:
 
 
 def _rarer(record: Mapping[str, Any]) -> int | None:
-    """Test rows of the class that has fewer, where that is known."""
+    """Count the test rows of the rarer class, where they are known."""
     rows, positives = dig(record, "task", "rows", "test"), dig(record, "task", "positives", "test")
     return min(positives, rows - positives) if is_number(rows) and is_number(positives) else None
 
@@ -76,7 +79,7 @@ def _test_rows(record: Mapping[str, Any]) -> str:
 
 
 def advice(record: Mapping[str, Any]) -> str:
-    """What would help where nothing was decided; empty where it was."""
+    """Say what would help where nothing was decided; return an empty string where it was."""
     if not dig(record, "undecided"):
         return ""
     positives, rows = dig(record, "task", "positives", "train"), dig(record, "task", "rows", "train")

@@ -109,7 +109,7 @@ class Absent(Tensor):
 
 
 def tables_of(labels: Tensor) -> frozenset[str]:
-    """The tables that these elements depend on."""
+    """Return the tables that these elements depend on."""
     return frozenset().union(*(_groups[number] for number in torch.unique(labels).tolist()))
 
 
@@ -122,7 +122,7 @@ def refuse_absent(leaves: Iterable[Any], reader: str) -> None:
 
 @_disable_dynamo
 def present(x: Absent, kept: Tensor) -> Tensor:
-    """The numbers of a tensor of which these columns alone are read, (B, ...) and (...); raises if one of them is not there."""
+    """Return the numbers of a tensor, (B, ...), if all of these columns, (...), are there; the others are not read."""
     _refuse(x.labels * kept, "the gate of a kept field")
     return x.known
 
@@ -163,13 +163,13 @@ class _Call:
 
     @property
     def _only_first(self) -> bool:
-        """Whether nothing else than the first argument, or a tensor in it, is absent."""
+        """Say whether nothing else than the first argument, or a tensor in it, is absent."""
         first = set(map(id, tree_leaves(self.args[:1])))
         return all(id(source) in first for source in self.sources)
 
     @property
     def refusal(self) -> RemovedTableError:
-        """The error that names function and tables."""
+        """Make the error that names function and tables."""
         return RemovedTableError(_tables_in(self.sources), _title(self.name))
 
     def _setting(self) -> Any:
@@ -195,19 +195,19 @@ class _Call:
         return target
 
     def cast(self) -> Tensor:
-        """The labels stay where they are."""
+        """Return the labels where they are."""
         if not isinstance(self.args[0], Absent) or not self._only_first:
             raise self.refusal
         return self.args[0].labels
 
     def moved(self) -> Any:
-        """The labels move as the elements do; where to must not depend on what is missing."""
+        """Move the labels as the elements move; where to must not depend on what is missing."""
         if not self._only_first or any(isinstance(arg, torch.dtype) for arg in self.args):
             raise self.refusal
         return self.func(tree_map(_labels, self.args[0]), *self.args[1:], **self.kwargs)
 
     def joined(self) -> Tensor:
-        """What is made of a missing element is missing."""
+        """Label as missing what is made of a missing element."""
         leaves = [leaf for leaf in tree_leaves((self.args, self.kwargs)) if isinstance(leaf, Tensor)]
         labels = torch.stack(torch.broadcast_tensors(*map(_labels, leaves)))  # type: ignore[no-untyped-call]
         if len(self.sources) == 1:
@@ -215,10 +215,10 @@ class _Call:
         return (labels != 0).any(0).int() * _number(_tables_in(self.sources))
 
     def mixed(self) -> None:
-        """Everything is missing."""
+        """Return no labels: everything is missing."""
 
     def _result(self, labels: Any) -> Any:
-        """The result with its labels. No gradient flows into what only missing elements made."""
+        """Return the result with its labels. No gradient flows into what only missing elements made."""
         everything = labels is None or all(bool((part != 0).all()) for part in tree_leaves(labels))
         with torch.set_grad_enabled(torch.is_grad_enabled() and not everything):
             found = self._run(_known)
@@ -263,7 +263,7 @@ def _tables_in(values: Any) -> frozenset[str]:
 
 
 def _plain_name(func: Any) -> tuple[bool, str]:
-    """Whether a function changes its first argument, and what it is called without underscores: "add" for __iadd__."""
+    """Say whether a function changes its first argument, and how it is called without underscores: "add" for __iadd__."""
     name = str(getattr(func, "__name__", func))
     if name == "__get__":
         return False, str(func.__self__.__name__)

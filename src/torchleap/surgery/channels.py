@@ -193,7 +193,7 @@ def _codes(module: nn.Module) -> Iterator[tuple[CodeType, dict[str, Any]]]:
 
 @contextmanager
 def watched(model: nn.Module, names: set[str], executing: Callable[[], bool]) -> Iterator[None]:
-    """Within this context, code that is followed may not read these attributes of any module of a model.
+    """Refuse, within this context, reads of these attributes of any module of a model by code that is followed.
 
     Args:
         model: The model.

@@ -23,7 +23,7 @@ SHORT_UNKNOWN = 16.0
 
 
 def alike(found: Any, expected: Any, rounded: Callable[[], Sequence[Any]] | None = None) -> bool:
-    """Whether two ways to compute the same output agree, number by number, up to rounding.
+    """Say whether two ways to compute the same output agree, number by number, up to rounding.
 
     Args:
         found: The output to check.
@@ -56,7 +56,7 @@ def difference(found: Any, expected: Any) -> float:
 
 
 def leaves_of(output: Any) -> list[Any]:
-    """Everything that an output is made of: tensors, arrays, numbers and other plain values.
+    """Return everything that an output is made of: tensors, arrays, numbers and other plain values.
 
     Raises:
         SurgeryError: It holds something that cannot be compared.
@@ -78,7 +78,7 @@ class _Shape:
 
 
 def _walk(value: Any, name: str, seen: set[int]) -> Iterator[_Leaf | _Shape]:
-    """All parts of a value, in an order that depends on its structure alone. What was seen before is not entered again."""
+    """Yield all parts of a value, in an order that depends on its structure alone; nothing is entered twice."""
     if isinstance(value, (*NUMBERS, *PLAIN)):
         yield _Leaf(value)
         return
@@ -93,7 +93,7 @@ def _walk(value: Any, name: str, seen: set[int]) -> Iterator[_Leaf | _Shape]:
 
 
 def _parts(value: Any, name: str) -> dict[Any, Any]:
-    """The content of a container or an object, by key, place or attribute."""
+    """Return the content of a container or an object, by key, place or attribute."""
     if isinstance(value, set | frozenset) and all(isinstance(entry, PLAIN) for entry in value):
         return dict.fromkeys(sorted(value, key=repr))
     parts: dict[Any, Any] = _attributes(value)
@@ -110,7 +110,7 @@ def _parts(value: Any, name: str) -> dict[Any, Any]:
 
 
 def _attributes(value: Any) -> dict[Any, Any]:
-    """The attributes of an object, of its __dict__ and of its __slots__."""
+    """Return the attributes of an object, of its __dict__ and of its __slots__."""
     if type(value) in (dict, list, tuple, deque, torch.Size):
         return {}
     names = [name for kind in type(value).__mro__ for name in _slots(kind)]
@@ -125,7 +125,7 @@ def _slots(kind: type) -> Sequence[str]:
 
 
 def _pairs(found: Any, expected: Any) -> list[tuple[Tensor, Tensor]] | None:
-    """The numbers of two outputs, side by side; None if shapes, dtypes, types or anything that is not a number differ."""
+    """Pair the numbers of two outputs; None if shapes, dtypes, types or anything that is not a number differ."""
     ours, theirs = (list(_walk(output, "the output", set())) for output in (found, expected))
     if len(ours) != len(theirs):
         return None
@@ -161,7 +161,7 @@ def _equal(one: Any, other: Any) -> bool:
 
 
 def _numbers(value: Any) -> list[Tensor]:
-    """A tensor of any kind, an array or a number, as ordinary tensors on the CPU."""
+    """Return a tensor of any kind, an array or a number as ordinary tensors on the CPU."""
     if isinstance(value, float | complex):  # of a tensor's .item(), most likely, whose precision is not known
         value = torch.tensor(value, dtype=torch.complex64 if isinstance(value, complex) else torch.float32)
     elif not isinstance(value, Tensor):
@@ -185,7 +185,7 @@ def _apart(one: Tensor, other: Tensor) -> Tensor:
 
 
 def _close(one: Tensor, other: Tensor, changes: list[Tensor]) -> bool:
-    """Whether two tensors differ by rounding alone, as far as is known how much that changes them."""
+    """Say whether two tensors differ by rounding alone, as far as is known how much that changes them."""
     if not one.numel():
         return True
     if not one.is_floating_point():
@@ -202,7 +202,7 @@ def _close(one: Tensor, other: Tensor, changes: list[Tensor]) -> bool:
 
 
 def _usual(size: Tensor) -> Tensor:
-    """The usual size of the numbers of each column that are not 0, over the rows: one huge number must not excuse the others."""
+    """Return the median size of each column's numbers that are not 0: one huge number must not excuse the others."""
     nonzero = torch.where(size == 0, torch.nan, size)
     usual = nonzero.nanmedian(0, keepdim=True).values if size.dim() > 1 else nonzero.nanmedian()
     return usual.nan_to_num(0.0)

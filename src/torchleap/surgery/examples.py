@@ -77,13 +77,13 @@ class Examples:
 
     @property
     def calls(self) -> tuple[Call, ...]:
-        """All of them, the example first."""
+        """Return all batches, the example first."""
         alike = (self.once, self.twice, self.longer)
         return alike if self.other is None else (*alike, self.other)
 
     @property
     def counts(self) -> tuple[int, ...]:
-        """The number of rows of each of them."""
+        """Return the number of rows of each batch."""
         return (self.rows, 2 * self.rows, self.rows, self.rows + OTHER_ROWS)[: len(self.calls)]
 
 
@@ -96,7 +96,7 @@ def batch_rows(given: Any) -> int:
 
 
 def another(examples: Examples, count: int) -> Call:
-    """A batch of so many rows, in which every column of the example is drawn again and for itself."""
+    """Make a batch of so many rows, in which every column of the example is drawn again and for itself."""
     doubled = _leaves(examples.twice)
     pairs = zip(_leaves(examples.once), doubled, strict=True)
     with_rows = [place for place, (one, two) in enumerate(pairs) if rows_of(one) != rows_of(two)]

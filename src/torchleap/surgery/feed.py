@@ -171,7 +171,7 @@ def feed(
 
 
 def _free_name(home: nn.Module, constants: Feed) -> str:
-    """A name for the constants: an earlier pruning may have left its own, and several sites may share a layer."""
+    """Find a name for the constants: an earlier pruning may have left its own, and several sites may share a layer."""
     name = CHILD
     while getattr(home, name, constants) is not constants:
         name += "_again"
@@ -223,7 +223,7 @@ def unread_tables(make: Callable[[bool], nn.Module], calls: list[Call]) -> list[
 
 
 def _plain_tables(small: nn.Module) -> list[str]:
-    """Tables whose call does no more than look up rows."""
+    """Return the tables whose call does no more than look up rows."""
     tables = {path: m for path, m in small.named_modules() if type(m) in (nn.Embedding, nn.EmbeddingBag)}
     return [path for path, table in tables.items() if path and _is_hooked_by_us_alone(table)]
 

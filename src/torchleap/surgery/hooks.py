@@ -27,7 +27,7 @@ def has_hooks(module: nn.Module) -> bool:
 
 @contextmanager
 def muted(model: nn.Module) -> Iterator[None]:
-    """Within this context the gates' hooks do nothing; all hooks keep their order."""
+    """Let the gates' hooks do nothing within this context; all hooks keep their order."""
     held = []
     for module in model.modules():
         for hooks in (module._forward_pre_hooks, module._forward_hooks):

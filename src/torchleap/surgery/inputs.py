@@ -53,7 +53,7 @@ class Expected:
 
     @property
     def label(self) -> str:
-        """How messages call it."""
+        """Return how messages call it."""
         name, steps = self.path
         return name + "".join(f"[{key!r}]" if how == "item" else f".{key}" for how, key in steps)
 

@@ -134,7 +134,7 @@ def _follow(
     affine: tuple[Tensor, Tensor],
     before: SiteTracer | None = None,
 ) -> tuple[SiteTracer, fx.Graph, dict[str, Tensor]]:
-    """Trace; a submodule whose Python cannot be followed becomes one opaque operation.
+    """Trace a model; a submodule whose Python cannot be followed becomes one opaque operation.
 
     It comes to an end: each round but the last makes at least one more submodule of the model opaque.
     """
@@ -188,7 +188,7 @@ def _aside(model: nn.Module, tracer: SiteTracer) -> list[tuple[str, nn.Module]]:
 
 
 def _variables(model: nn.Module, tracer: SiteTracer) -> tuple[tuple[str, str, Any], ...]:
-    """Return the global variables that the code of modules reads that are followed."""
+    """Return the global variables that the code of followed modules reads."""
     inside = {inner for _, module in _aside(model, tracer) for inner in module.modules()}
     followed = [module for module in model.modules() if module not in inside]
     if any(reads_environment(module) for module in followed):

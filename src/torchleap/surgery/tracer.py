@@ -104,7 +104,7 @@ class SiteTracer(fx.Tracer):
         return node
 
     def _refuse_methods(self, kind: str, rest: tuple[Any, ...]) -> None:
-        """A method of the batch may answer otherwise for each batch, and even with None, which no trace sees."""
+        """Refuse a method of the batch: it may answer otherwise for each batch, and even with None, which no trace sees."""
         first = rest[0][0] if kind == "call_method" and rest and rest[0] else None
         path = path_of(first, self.given[0]) if isinstance(first, fx.Node) else None
         if path is not None and is_container(part_of(self.given[0], path)):
@@ -170,9 +170,9 @@ class SiteTracer(fx.Tracer):
         return attr_val if self.executing else super().getattr(attr, attr_val, parameter_proxy_cache)
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        """PyTorch's own layers, collections of tables, and modules with hooks or that could not be followed."""
-        whole = is_collection(m) or m in self.opaque or has_hooks(m)
-        return whole or super().is_leaf_module(m, module_qualified_name)
+        """Say whether a module is called as it is: also collections of tables, those with hooks, and opaque ones."""
+        as_it_is = is_collection(m) or m in self.opaque or has_hooks(m)
+        return as_it_is or super().is_leaf_module(m, module_qualified_name)
 
     def create_args_for_root(self, root_fn: Any, is_module: bool, concrete_args: Any = None) -> Any:
         """Arguments that the example leaves out keep their default; a dict is a dict, so that the model may walk over it."""
@@ -218,7 +218,7 @@ class SiteTracer(fx.Tracer):
         return self.mark(site, output) if site is not None and site.side == "output" else output
 
     def _is_function(self, m: nn.Module) -> bool:
-        """Whether it is a layer without weights that forward() creates, which is no more than a function."""
+        """Say whether it is a layer without weights that forward() creates, which is not more than a function."""
         if m in (self.submodule_paths or ()):
             return False
         if any(True for _ in (*m.parameters(), *m.buffers())):
