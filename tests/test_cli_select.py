@@ -516,7 +516,7 @@ def test_few_rows_end_in_no_claim(tmp_path, capsys):
     assert cli.main(words) == 0
     out = capsys.readouterr().out
     assert "40 positive rows of 60 (66.7 %): " in out
-    assert re.search(r"among the test rows place an AUC within about ±0\.\d\d: fields that matter a little cannot be told", out)
+    assert re.search(r"among the test rows place an AUC within about ±0\.\d\d: fields that matter a little cannot be", out)
     assert re.search(r"^All 4 fields stay: 6 test rows, \d of them positive, are too few to tell\.$", out, re.MULTILINE)
     assert "can go" not in out
 

@@ -171,7 +171,7 @@ SPOILED = {
     "a step below 0": lambda content: content["run"].update(step=-5),
     "random numbers of another size": lambda content: content.update(random=[torch.zeros(3, dtype=torch.uint8)]),
     "random numbers that are a list": lambda content: content.update(random=[[1, 2]]),
-    "a place that is no number": lambda content: content["batches"].update(position="3"),
+    "a place that is not a number": lambda content: content["batches"].update(position="3"),
     "a place below 0": lambda content: content["batches"].update(position=-(10**9)),
     "no optimizer": lambda content: content.pop("optimizers"),
     "nothing": lambda content: content.clear(),

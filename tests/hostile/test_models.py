@@ -188,7 +188,7 @@ HOSTILE = {
     "an output in the middle": inserted("x", "output", "output", BATCH, EMPTY),
     "no output": lambda content: content["graph"]["nodes"].pop(),
     "lists in lists": deep,
-    "aliases that are no text": lambda content: content.update(aliases={"deep.0.weight": ["x"]}),
+    "aliases that are not text": lambda content: content.update(aliases={"deep.0.weight": ["x"]}),
     "a tensor named like a method": lambda content: content.update(aliases={"deep.0.forward": "deep.0.weight"}),
     "a tensor named __dict__": lambda content: content.update(aliases={"deep.__dict__": "deep.0.weight"}),
     "a dict with a node as its key": inserted("x", "call_method", "size", {"tuple": [{"dict": [[{"node": "batch"}, 1]]}]}, EMPTY),

@@ -1,4 +1,4 @@
-"""The tool behind `make mutants`: its list applies to the source as it is, and it tells noticed changes from unnoticed ones."""
+"""The tool behind `make mutants`: its list applies to the source as it is, and it reports changes that nobody notices."""
 
 import os
 import subprocess
@@ -75,7 +75,7 @@ NOTICED = """
 file = "ages.py"
 old = "age >= 18"
 new = "age > 18"
-why = "a person of 18 is no adult"
+why = "a person of 18 is not an adult"
 """
 UNNOTICED = """
 [[mutant]]
@@ -119,7 +119,7 @@ def test_a_change_that_a_test_notices_is_killed_and_one_that_none_does_survives(
 def test_a_list_or_a_suite_that_is_broken_is_reported_and_counts_for_nothing(toy):
     result = run(toy, NOTICED.replace("age >= 18", "age >= 21"))
     assert result.returncode == 2
-    assert "ages.py: a person of 18 is no adult: its old text occurs 0 times instead of once" in result.stdout
+    assert "ages.py: a person of 18 is not an adult: its old text occurs 0 times instead of once" in result.stdout
     result = run(toy, NOTICED.replace("age > 18", "age >"))
     assert result.returncode == 2
     assert "the changed file is not valid Python" in result.stdout

@@ -17,9 +17,9 @@ def trained(model, fields=None, make=columns, spread=None, **settings):
     """Attach to a float64 model, and make gates and statistics look as after a training."""
     plugin, make = prepared(model.double(), fields or FIELDS, make=make, **settings)
     if spread is not None:
-        dice = torch.Generator().manual_seed(spread)
+        rng = torch.Generator().manual_seed(spread)
         with torch.no_grad():
-            plugin.gates.theta.copy_(torch.randn(len(plugin.gates.theta), generator=dice) + 0.2)
+            plugin.gates.theta.copy_(torch.randn(len(plugin.gates.theta), generator=rng) + 0.2)
     return plugin, make
 
 

@@ -57,7 +57,7 @@ def expectation(task: Task) -> str:
     rarer = "positives" if positives <= rows - positives else "negatives"
     return (
         f"{min(positives, rows - positives):,} {rarer} among the test rows place an AUC within about ±{reach:.2f}: "
-        f"fields that matter a little cannot be told from noise. More {rarer} would help most."
+        f"fields that matter a little cannot be distinguished from noise. More {rarer} would help most."
     )
 
 
@@ -78,9 +78,9 @@ def show_opening(task: Task, found: Sequence[Mapping[str, Any]], file: str, star
     """Print all of it, before the first step."""
     show(repr(task))
     show(positives_line(task))
-    told = expectation(task)
-    if told:
-        show(told, style="yellow")
+    expected = expectation(task)
+    if expected:
+        show(expected, style="yellow")
     show_findings(found, file)
     if task.keep is None and task.folder.stat().st_mtime >= started:
         show(

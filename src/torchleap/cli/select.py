@@ -144,12 +144,12 @@ def against_truth(selection: Selection, truth: KnownTruth) -> str:
     lost = [name for name in truth.useful if name not in kept]
     dropped = [name for name in truth.useless if name not in kept]
     copies = [name for name in truth.source if name not in kept]
-    told = (
+    counts = (
         f"Against the truth: {len(truth.useful) - len(lost)} of {plural(len(truth.useful), 'useful field')} kept, "
         f"{len(dropped)} of {plural(len(truth.useless), 'useless field')} dropped, "
         f"{len(copies)} of {len(truth.source)} redundant copies dropped."
     )
-    return f"{told} Useful, but dropped: {shortened(lost, 6, '')}." if lost else told
+    return f"{counts} Useful, but dropped: {shortened(lost, 6, '')}." if lost else counts
 
 
 def _alone(out: Path) -> AbstractContextManager[None]:

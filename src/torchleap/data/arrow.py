@@ -79,7 +79,7 @@ def _reads(file: Path, values: pl.DataFrame, types: pl.Schema) -> Iterator[Read]
 
         def read(numbers: Sequence[int], names: Sequence[str] | None) -> Iterator[pl.DataFrame]:
             wanted = list(types) if names is None else list(names)
-            stored = [name for name in own if name in wanted] or own[:1]  # which tells how many rows there are
+            stored = [name for name in own if name in wanted] or own[:1]  # which shows how many rows there are
             for batch in batches(numbers, stored):
                 batch.validate(full=True)
                 block = _as_frame(batch)
@@ -96,22 +96,22 @@ def _opened(file: Path) -> Iterator[tuple[int, pa.Schema, Callable[..., Iterator
     """Open a file: how many row groups or batches it has, its schema, and what reads columns of some of them."""
     with pa.OSFile(str(file)) as source:
         if file.suffix.lower() in (".arrow", ".ipc", ".feather"):
-            whole = ipc.open_file(source)
+            table = ipc.open_file(source)
 
             def batches(numbers: Sequence[int], names: Sequence[str]) -> Iterator[pa.RecordBatch]:
-                places = [whole.schema.get_field_index(name) for name in names]
+                places = [table.schema.get_field_index(name) for name in names]
                 chosen = ipc.open_file(source, options=ipc.IpcReadOptions(included_fields=places))
                 return (chosen.get_batch(number) for number in numbers)
 
-            yield whole.num_record_batches, whole.schema, batches
+            yield table.num_record_batches, table.schema, batches
             return
-        table = pq.ParquetFile(source)
+        parquet = pq.ParquetFile(source)
 
         def groups(numbers: Sequence[int], names: Sequence[str]) -> Iterator[pa.RecordBatch]:
-            found: Iterator[pa.RecordBatch] = table.iter_batches(LONGEST, list(numbers), list(names))
+            found: Iterator[pa.RecordBatch] = parquet.iter_batches(LONGEST, list(numbers), list(names))
             return found
 
-        yield table.num_row_groups, table.schema_arrow, groups
+        yield parquet.num_row_groups, parquet.schema_arrow, groups
 
 
 def _as_frame(data: pa.Table | pa.RecordBatch) -> pl.DataFrame:

@@ -79,8 +79,8 @@ def renamed_findings(names: Sequence[str]) -> Iterator[Finding]:
     for name in names:
         first = _RENAMED.match(name)
         if first and first[1] in names:
-            told = f"the file has the name {shown(first[1])} twice, and this is what the second is called"
-            yield Finding("renamed", name, told, leave_out(name, "Name the columns apart, or leave one out"))
+            text = f"the file has the name {shown(first[1])} twice, and this is what the second is called"
+            yield Finding("renamed", name, text, leave_out(name, "Name the columns apart, or leave one out"))
 
 
 def header_name(name: str) -> str:
@@ -96,8 +96,8 @@ def header_findings(names: Sequence[str], are_values: int) -> Iterator[Finding]:
         are_values: The number of columns whose name could be one of their values.
     """
     if are_values >= max(len(names) / 2, min(2, len(names))):
-        told = f"the first line, {shown(','.join(map(header_name, names)), 80)}, looks like data, not like names"
-        yield Finding("header", None, told, "Name the columns: names=[...].")
+        text = f"the first line, {shown(','.join(map(header_name, names)), 80)}, looks like data, not like names"
+        yield Finding("header", None, text, "Name the columns: names=[...].")
 
 
 def row_findings(rows: int, repeated: int, by_chance: float) -> Iterator[Finding]:
@@ -108,9 +108,9 @@ def row_findings(rows: int, repeated: int, by_chance: float) -> Iterator[Finding
         by_chance: Pairs of equal rows if columns had nothing to do with each other.
     """
     if repeated >= REPEATED * rows and repeated > 2 * by_chance:
-        told = f"{plural(repeated, 'row')} of {rows:,} {'is' if repeated == 1 else 'are'} the same as an earlier one"
+        text = f"{plural(repeated, 'row')} of {rows:,} {'is' if repeated == 1 else 'are'} the same as an earlier one"
         yield Finding(
-            "rows", None, told, "If they are copies, remove them: a copy among the test rows makes a result look better."
+            "rows", None, text, "If they are copies, remove them: a copy among the test rows makes a result look better."
         )
 
 

@@ -93,9 +93,9 @@ def refuse_foreign(file: Path, suffix: str) -> None:
         found = _text(inner)
     if found is None:
         return
-    name, cure = found
-    told = cure.format(file=file.name, stem=file.name.split(".")[0] or "rows")
-    raise DataError(f"{file} cannot be read: it is {name}, but {KNOWN} was expected. {told}")
+    name, way = found
+    cure = way.format(file=file.name, stem=file.name.split(".")[0] or "rows")
+    raise DataError(f"{file} cannot be read: it is {name}, but {KNOWN} was expected. {cure}")
 
 
 def _head(file: Path) -> bytes:

@@ -116,17 +116,20 @@ def inspect(
     taken, length, all_rows = _first_rows(source, rows)
     target = None if label is None else _read_label(source, taken, label, threshold, positive)
     known = {} if label is None or target is None else {_Seen(label, target, "numeric").identity(): label}
-    facts, about, whole = [], list(renamed_findings(present) if source.text else ()), _Whole(length)
+    facts = []
+    about = list(renamed_findings(present)) if source.text else []
+    together = _AllColumns(length)
     for number, name in enumerate(present, start=1):
         seen = _see(taken, name)
         own = _findings(seen, taken, target, known)
         facts.append(_facts(seen, taken, target, [found for found in (*about, *own) if found.column == name]))
         about += own
-        whole.add(seen)
+        together.add(seen)
         if progress is not None:
             progress("inspecting", number, len(present))
-    headed = source.text and source.lines_before == 1
-    about += [*(header_findings(present, whole.named_like_values) if headed else ()), *whole.findings()]
+    if source.text and source.lines_before == 1:
+        about += header_findings(present, together.named_like_values)
+    about += together.findings()
     base_rate = None if target is None else float(target.to_numpy().mean())
     return Inspection(source.name, length, all_rows, label, base_rate, tuple(facts), sorted_findings(about))
 
@@ -210,12 +213,12 @@ def present_text(name: str) -> pl.Expr:
     return pl.when(~text.is_in(MISSING_TEXT)).then(text).alias(name)
 
 
-def _read_label(whole: Source, source: Source, name: str, threshold: float | None, positive: str | float | None) -> pl.Series:
+def _read_label(full: Source, source: Source, name: str, threshold: float | None, positive: str | float | None) -> pl.Series:
     """Read the label of the first rows; which word is positive is decided by all rows."""
     given = _column(source, name)
     chosen = positive
     if threshold is None:
-        chosen = positive_of([whole], name, given.head(SAMPLE_ROWS), positive) or positive
+        chosen = positive_of([full], name, given.head(SAMPLE_ROWS), positive) or positive
     roles = Roles(name, threshold, chosen, group=None, time=None, split="order", shares=(1, 0, 0), seed=0)
     encoder = Label(roles, text=source.text)
     values = given.to_frame().select(encoder.expression()).to_series()
@@ -242,7 +245,7 @@ def _auc(label: Floats, scores: Floats) -> float:
     return max(found, 1 - found)
 
 
-class _Whole:
+class _AllColumns:
     """What is known of all columns together: which rows repeat, and whether the first line is one of them."""
 
     def __init__(self, rows: int) -> None:
@@ -340,8 +343,8 @@ def _mixed_findings(seen: _Seen, source: Source) -> Iterator[Finding]:
     wrong, present = int(seen.counts[rows[words.arg_true()]].sum()), len(seen.values) - seen.values.null_count()
     if 0 < wrong < present / 2 and words.sum() < seen.distinct / 2:  # of hashes in hex, a common one may look like a number
         row = int(rows[words.arg_true()[0]])
-        told = f"numbers but for {plural(wrong, 'row')}, such as {shown(seen.values[row])} in {source.row(row)}"
-        yield Finding("mixed", seen.name, told, "Correct these rows, or leave the cells empty.")
+        text = f"numbers but for {plural(wrong, 'row')}, such as {shown(seen.values[row])} in {source.row(row)}"
+        yield Finding("mixed", seen.name, text, "Correct these rows, or leave the cells empty.")
 
 
 def _value_notes(seen: _Seen, source: Source) -> Iterator[str]:

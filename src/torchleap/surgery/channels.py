@@ -59,13 +59,13 @@ class Globals:
         self.inner = [pair for value in values for pair in _containers(value, 1, set())]
 
     def changed(self) -> bool:
-        """Tell whether forward() has changed any."""
+        """Say whether forward() has changed any."""
         spaces = all(_unchanged(dict(space), content) for space, content in self.held)
         return not spaces or not all(_unchanged(*pair) for pair in self.inner)
 
 
 def _is_state(value: Any, space: dict[str, Any]) -> bool:
-    """Tell whether a global variable is a container, or an object of a class that stands beside it."""
+    """Say whether a global variable is a container, or an object of a class that stands beside it."""
     return type(value) in (list, dict, set) or type(value).__module__ == space.get("__name__")
 
 
@@ -158,7 +158,7 @@ def globals_read(module: nn.Module) -> Iterator[tuple[str, str, Any]]:
 
 
 def reads_environment(module: nn.Module) -> bool:
-    """Tell whether a module's code asks for what a process may change at any time."""
+    """Say whether a module's code asks for what a process may change at any time."""
     return any({"environ", "getenv", "get_default_dtype"} & set(code.co_names) for code, _ in _codes(module))
 
 
@@ -198,7 +198,7 @@ def watched(model: nn.Module, names: set[str], executing: Callable[[], bool]) ->
     Args:
         model: The model.
         names: Attributes that a module which is not followed could change.
-        executing: Tells whether a module is run on the example, and may read what it wants.
+        executing: Says whether a module is run on the example, and may read what it wants.
     """
     if not names:
         yield

@@ -14,12 +14,12 @@ from ..sites import Call, Site, Whole
 
 
 def is_ours(hook: Any) -> bool:
-    """Tell whether a hook puts gates into the model."""
+    """Say whether a hook puts gates into the model."""
     return hook is _nothing or isinstance(getattr(hook, "__self__", None), Site | Whole)
 
 
 def has_hooks(module: nn.Module) -> bool:
-    """Tell whether users have hung hooks on a module, for the way forwards or backwards."""
+    """Say whether users have hung hooks on a module, for the way forwards or backwards."""
     backward = (*module._backward_hooks, *module._backward_pre_hooks)
     forward = (*module._forward_pre_hooks.values(), *module._forward_hooks.values())
     return bool(backward) or any(not is_ours(hook) for hook in forward)

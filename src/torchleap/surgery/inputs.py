@@ -110,7 +110,7 @@ def walk(value: Any, steps: Steps) -> Any:
 
 
 def is_container(value: Any) -> bool:
-    """Tell whether a part of a batch has parts itself."""
+    """Say whether a part of a batch has parts itself."""
     if value is None or isinstance(value, (Tensor, *PLAIN)) or is_jagged(value) or is_keyed(value):
         return False
     return isinstance(value, Mapping | tuple | list) or is_dataclass(value) or hasattr(value, "__dict__")
@@ -209,7 +209,7 @@ def _about(graph: fx.Graph, model: nn.Module, given: Mapping[str, Any], asked: I
 
 
 def _decides_itself(node: fx.Node, model: nn.Module, about: str) -> bool:
-    """Tell whether a layer's weights, and not its input, decide on the dtype of what it returns."""
+    """Say whether a layer's weights, and not its input, decide on the dtype of what it returns."""
     if node.op != "call_module" or about == "size":
         return False
     return any(True for _ in model.get_submodule(str(node.target)).parameters())
@@ -241,7 +241,7 @@ def expect_inputs(values: list[Any], expected: tuple[tuple[Any, ...], ...]) -> N
                 continue
         elif found is value or (value is not None and not isinstance(found, Tensor) and found == value):
             continue
-        raise _refused(label, _wanted(kind, sizes, about, value), _seen(found, sizes, about))
+        raise _refused(label, _wanted(kind, sizes, about, value), _seen(found, about))
 
 
 def _fits(found: Tensor, sizes: tuple[int, ...], about: tuple[tuple[str, str], ...]) -> bool:
@@ -259,7 +259,7 @@ def _wanted(kind: str, sizes: tuple[int, ...], about: tuple[tuple[str, str], ...
     return _shape("any" if size < 0 else str(size) for size in sizes) + "".join(f", {found}" for _, found in about)
 
 
-def _seen(found: Any, sizes: tuple[int, ...], about: tuple[tuple[str, str], ...]) -> str:
+def _seen(found: Any, about: tuple[tuple[str, str], ...]) -> str:
     if not isinstance(found, Tensor):
         return "None" if found is None else f"a {type(found).__name__}"
     return _shape(map(str, found.shape)) + "".join(f", {property_of(found, name)}" for name, _ in about)

@@ -61,7 +61,7 @@ class Sizes:
             self.free[node] = found
 
     def is_free(self, node: fx.Node, dim: int) -> bool:
-        """Tell whether a dimension depends on values."""
+        """Say whether a dimension depends on values."""
         return dim in self.free.get(node, ())
 
     def _learn_number(self, node: fx.Node) -> None:
@@ -107,7 +107,7 @@ class Sizes:
         return free, fixed
 
     def _counts(self, node: fx.Node, source: fx.Node) -> bool:
-        """Tell whether an argument is a number from the data that may decide on a size."""
+        """Say whether an argument is a number from the data that may decide on a size."""
         if name_of(node) in ELEMENTWISE or node.target is operator.getitem:
             return False
         value = self.runs[source][0]

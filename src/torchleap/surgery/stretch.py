@@ -33,7 +33,7 @@ def stretched(call: Call, lengths: Sizes, others: Callable[[int], Iterable[int]]
         call: The batch.
         lengths: The dimensions that may change, with their sizes.
         others: Sizes to try in place of one.
-        accepts: Tells whether the model takes a batch.
+        accepts: Says whether the model takes a batch.
     """
     done: set[Place] = set()
     for sizes in islice(_trials(lengths, others, done), MOST_TRIALS):

@@ -111,7 +111,7 @@ class SiteTracer(fx.Tracer):
             raise TraceError("it calls a method of the batch")
 
     def is_nothing(self, first: fx.Node, how: str, key: Any) -> bool:
-        """Tell whether a part of the batch is None on the example; forward() is then followed without it."""
+        """Say whether a part of the batch is None on the example; forward() is then followed without it."""
         path = path_of(first, self.given[0])
         if path is None or not is_container(part_of(self.given[0], path)):
             return False
@@ -218,7 +218,7 @@ class SiteTracer(fx.Tracer):
         return self.mark(site, output) if site is not None and site.side == "output" else output
 
     def _is_function(self, m: nn.Module) -> bool:
-        """Say whether it is a layer without weights that forward() creates, which is not more than a function."""
+        """Say whether it is a layer without weights that forward() creates, which is just a function."""
         if m in (self.submodule_paths or ()):
             return False
         if any(True for _ in (*m.parameters(), *m.buffers())):
