@@ -228,6 +228,12 @@ def test_findings_stand_at_the_top_with_the_option_that_helps():
     assert "9 rows repeat. Remove them." in page
 
 
-@pytest.mark.parametrize("findings", [None, "x", 3, [3, None, {}], {"a": 1}])
-def test_damaged_findings_are_passed_over(findings):
+@pytest.mark.parametrize("findings", ["x", 3, [3, None, {}], {"a": 1}, [{"text": 3}]])
+def test_damaged_findings_are_refused(findings):
+    with pytest.raises(TorchleapError, match=r"expected .* as record\.findings"):
+        Report(select_record(12) | {"findings": findings})
+
+
+@pytest.mark.parametrize("findings", [None, [], [None, {}]])
+def test_without_findings_there_is_no_warning(findings):
     assert "Read this first" not in Report(select_record(12) | {"findings": findings}).html()

@@ -69,10 +69,8 @@ def dig(record: Any, *path: str) -> Any:
 
 def findings(record: Mapping[str, Any]) -> list[dict[str, str]]:
     """Return what looks wrong with the data, the worst first."""
-    keys = ("kind", "column", "text", "cure")
-    given = record.get("findings")
-    found = [one for one in (given if isinstance(given, list | tuple) else []) if isinstance(one, Mapping)]
-    return [{key: str(one[key]) for key in keys if one.get(key) is not None} for one in found if one.get("text")]
+    found = [one for one in record.get("findings") or () if one and one.get("text")]
+    return [{key: value for key, value in one.items() if value is not None} for one in found]
 
 
 def scored(record: Mapping[str, Any]) -> list[dict[str, Any]]:
