@@ -133,9 +133,7 @@ class Checkpoints:
     def _fail(self, error: BaseException, temporary: Path, target: Path) -> None:
         if ranks.is_first():
             shutil.rmtree(temporary, ignore_errors=True)
-        with ranks.explained():
-            if isinstance(error, RuntimeError) and ranks.is_of_another_rank(error):
-                raise error
+        ranks.raise_if_lost(error)
         reason = _reason(error)
         raise CheckpointError(
             f"The checkpoint {target} cannot be written: {reason}. Those before it are whole. Make room, and start again."
@@ -172,9 +170,7 @@ class Checkpoints:
         except CheckpointError:
             raise
         except (Exception, CheckpointException) as error:
-            with ranks.explained():
-                if isinstance(error, RuntimeError) and ranks.is_of_another_rank(error):
-                    raise
+            ranks.raise_if_lost(error)
             raise CheckpointError(
                 f"{path} is not a complete checkpoint: {_reason(error)}. Remove it to resume from the one before."
             ) from error

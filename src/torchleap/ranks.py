@@ -105,6 +105,15 @@ def explained(cure: str = AGAIN) -> Iterator[None]:
         raise RankError(f"Rank {rank()} of {count()} has lost another one: {first_line(error)}. {cure}") from error
 
 
+def raise_if_lost(error: BaseException) -> None:
+    """Raise a RankError if an error says that another rank is gone: a checkpoint, say, is not to blame for it."""
+    if isinstance(error, RankError):
+        raise error
+    with explained():
+        if isinstance(error, RuntimeError) and is_of_another_rank(error):
+            raise error
+
+
 def is_of_another_rank(error: Exception) -> bool:
     """Whether it says that another rank is gone or silent."""
     words = ("connection closed by peer", "connection reset", "timed out", "timeout", "broken pipe", "aborted", "closed the conn")

@@ -241,9 +241,7 @@ class _Stream(Loop):
         except TrainingError:
             raise
         except UNFIT as error:
-            with ranks.explained():
-                if isinstance(error, RuntimeError) and ranks.is_of_another_rank(error):
-                    raise
+            ranks.raise_if_lost(error)
             raise TrainingError(
                 f"{path} cannot be resumed: {first_line(error)}. Remove it to resume from the one before."
             ) from error

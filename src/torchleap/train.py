@@ -248,6 +248,7 @@ class _Loop(Loop):
         except TrainingError:
             raise
         except UNFIT as error:
+            ranks.raise_if_lost(error)
             raise TrainingError(f"{path} cannot be resumed: {first_line(error)}. Remove it to start again.") from error
 
     def _restore(self, content: dict[str, Any]) -> None:

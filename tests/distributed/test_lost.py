@@ -12,6 +12,7 @@ from torch import nn
 
 import torchleap as tl
 from torchleap import models, ranks
+from torchleap.checkpoints import Checkpoints
 from torchleap.train import evaluate
 
 from .ranks_of import finish, start
@@ -99,7 +100,17 @@ def in_comparison(folder: Path) -> None:
     decided(folder, "comparing")
 
 
-@pytest.mark.parametrize("place", [in_evaluation, in_first_work, in_search, in_comparison])
+def in_resume(folder: Path) -> None:
+    checkpoints = Checkpoints(folder / "state")
+    checkpoints.save(1, {"a": torch.ones(2)}, {})
+    latest = checkpoints.latest()
+    assert latest is not None
+    if ranks.rank() == 1:
+        die()
+    checkpoints.load(latest, {"a": torch.ones(2)})  # the checkpoint is good, and nobody may say otherwise
+
+
+@pytest.mark.parametrize("place", [in_evaluation, in_first_work, in_search, in_comparison, in_resume])
 def test_a_rank_that_is_killed_outside_of_a_training_ends_the_others(tmp_path: Path, place: Callable[[Path], None]) -> None:
     told = finish(start(place, tmp_path))
     assert sorted(code for code, _ in told) == [-signal.SIGKILL, 1]
