@@ -17,6 +17,7 @@ from tests.report.records import select_record
 from torchleap.bench.store import Store
 from torchleap.bench.tables import write_tables
 from torchleap.callbacks import HistoryFile
+from torchleap.data.cache import once
 from torchleap.data.industrial import IndustrialLog
 from torchleap.errors import TorchleapError, WriteError
 from torchleap.export import to_onnx, to_program
@@ -115,6 +116,21 @@ def test_each_reason_is_told_with_its_cure(code):
     cure = "make room or give another place" if full else "give another place"
     assert str(found.value) == f"out/x.json cannot be written: {os.strerror(code)}; {cure}."
     assert isinstance(found.value, OSError)  # for programs that know the system's errors alone
+    assert found.value.errno == code
+    assert found.value.__cause__ is not None
+
+
+def test_a_file_of_a_cache_that_cannot_be_written_is_one_sentence(tmp_path):
+    for code, sentence in ((errno.ENOSPC, "The disk is full: "), (errno.EROFS, "The encoded data cannot be written to ")):
+
+        def make(folder, code=code):
+            with writing(folder / "log.parquet"):
+                raise OSError(code, os.strerror(code))
+
+        with pytest.raises(tl.DataError) as found:
+            once(tmp_path, "key", make, complete="log.parquet")
+        assert str(found.value).startswith(sentence)
+        assert "log.parquet" not in str(found.value)
 
 
 def test_other_errors_pass():

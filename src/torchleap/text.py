@@ -100,7 +100,9 @@ def writing(path: str | os.PathLike[str]) -> Iterator[None]:
         if code is None:
             raise
         cure = "; make room or give another place" if code in FULL else "; give another place"
-        raise WriteError(f"{path} cannot be written: {os.strerror(code)}{cure}.") from error
+        problem = WriteError(f"{path} cannot be written: {os.strerror(code)}{cure}.")
+        problem.errno = code
+        raise problem from error
 
 
 def _code(error: Exception) -> int | None:

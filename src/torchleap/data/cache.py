@@ -1,6 +1,5 @@
 """Folders that appear whole or not at all, once for all processes that want them."""
 
-import errno
 import fcntl
 import hashlib
 import json
@@ -18,6 +17,7 @@ from zlib import crc32
 import numpy as np
 
 from ..errors import DataError
+from ..text import FULL, first_line
 
 VARIABLE = "TORCHLEAP_CACHE"
 PAGE = 4096
@@ -171,6 +171,7 @@ def _make(folder: Path, key: str, make: Callable[[Path], None]) -> None:
 
 
 def _explained(error: OSError, folder: Path, cure: str) -> DataError:
-    if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+    if error.errno in FULL:
         return DataError(f"The disk is full: the encoded data does not fit into {folder}. {cure}")
-    return DataError(f"The encoded data cannot be written to {folder}: {error.strerror or error}. {cure}")
+    reason = os.strerror(error.errno) if error.errno else first_line(error)
+    return DataError(f"The encoded data cannot be written to {folder}: {reason}. {cure}")
