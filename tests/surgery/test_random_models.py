@@ -51,11 +51,23 @@ def test_a_trial_notices_what_is_no_longer_trained(monkeypatch):
 
 
 def test_a_trial_notices_errors_and_hangs(monkeypatch):
+    prune = tl.Plugin.prune
+
     def fail(self, *args, **options):
         raise RuntimeError("of another kind")
 
     monkeypatch.setattr(tl.Plugin, "prune", fail)
     assert trial(0, ["table"]).detail == "prune() raised RuntimeError: of another kind"
+
+    def broken(self, *args, **options):
+        small = prune(self, *args, **options)
+        small.register_forward_pre_hook(fail)
+        return small
+
+    monkeypatch.setattr(tl.Plugin, "prune", broken)
+    outcome = trial(0, ["table"])
+    assert outcome.kind == "crash"
+    assert outcome.detail.endswith("the pruned model raised RuntimeError: of another kind")
 
     def hang(self, *args, **options):
         while True:

@@ -1,7 +1,7 @@
 """A trial of surgery: prune one random model, and compare it with the masked one.
 
 The model is pruned with one batch as its example, and then gets batches of other sizes, values and lengths, with and without
-optional parts. What it returns is that of the masked model, or there is an error.
+optional parts. What it returns is that of the masked model, or there is an error of torchleap's.
 
     >>> trial(3).kind in ("exact", "fed", "refused")
     True
@@ -34,8 +34,9 @@ class Outcome:
     """What became of one model.
 
     Attributes:
-        kind: "exact" and "fed" models return what the masked one does, or raise; "refused" ones are not pruned. The others must
-            not be: "inexact" returned something else, "hang" took too long, "crash" raised another error than torchleap's.
+        kind: "exact" and "fed" models return what the masked one does, or raise an error of torchleap's; "refused" ones are
+            not pruned. The others must not be: "inexact" returned something else, "hang" took too long, "crash" raised
+            another error.
         seed: With the constructs it makes the same trial again.
         constructs: What the model is made of.
         detail: What happened.
@@ -98,8 +99,11 @@ def _trial(seed: int, names: tuple[str, ...]) -> Outcome:
     for place, changes in enumerate(OTHERS):
         call = make_batch(seed + 100 + place, **{**options, **changes})
         problem = _compare(plugin, selection, small, call)
-        if isinstance(problem, Exception):
+        if isinstance(problem, tl.TorchleapError):
             raised += 1
+        elif isinstance(problem, Exception):
+            detail = f"with {options}, then {changes}, the pruned model raised {type(problem).__name__}: {problem}"
+            return Outcome("crash", seed, names, detail, raised)
         elif problem:
             return Outcome("inexact", seed, names, f"{kind}, with {options}, then {changes}: {problem}", raised)
     return Outcome(kind, seed, names, str(tl.plan_of(small)), raised)
