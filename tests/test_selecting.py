@@ -28,7 +28,7 @@ COLUMNS = {**KINDS, "size": "numeric"}
 KEYS = {
     *("format", "kind", "title", "created", "command", "versions", "machine", "task", "method", "settings", "model"),
     *("model_settings", "training", "seed", "rule", "fields", "trajectories", "history", "curve", "metrics", "savings", "cuts"),
-    *("notes", "seconds"),
+    *("notes", "seconds", "findings", "undecided"),
 }
 FIELD_KEYS = {
     *("name", "width", "cost", "protected", "group", "kind", "sparsity", "missing", "bytes", "divergence", "price", "score"),
@@ -69,6 +69,10 @@ def test_useful_fields_stay_and_noise_goes(by_leap, by_permutation):
     assert by_permutation.record["rule"] == {"share": 0.5}
 
 
+def positives(task, part):
+    return int(getattr(task, part).label.sum())
+
+
 def test_the_record_is_plain_json_and_whole(decision):
     record = decision.record
     assert json.loads(json.dumps(record, allow_nan=False)).keys() == record.keys() == KEYS
@@ -79,6 +83,7 @@ def test_the_record_is_plain_json_and_whole(decision):
     assert record["task"] == {
         **{"label": "click", "source": None, "rows": {"train": 1920, "valid": 240, "test": 240}},
         **{"fields": 4, "dims": decision.task.fields.dims, "group": None},
+        **{"positive": None, "positives": {part: positives(decision.task, part) for part in ("train", "valid", "test")}},
     }
     assert record["training"] == {**vars(TRAINING)}
     assert not record["rule"].keys() & record["settings"].keys()

@@ -170,6 +170,6 @@ def test_an_archive_that_is_damaged_encrypted_or_packed_otherwise(tmp_path, plac
 
 def test_an_archive_that_would_fill_the_memory_is_refused(tmp_path, monkeypatch):
     path, _ = archive(tmp_path)
-    monkeypatch.setattr("torchleap.data.public._LARGEST", 50)
+    monkeypatch.setattr("torchleap.data.public.LARGEST", 50)
     with pytest.raises(tl.DataError, match="ratings.dat cannot be read .it unpacks to more than"):
         tl.data.movielens_1m(path, cache=tmp_path / "cache")

@@ -106,6 +106,25 @@ def test_lengths_bound_to_each_other_are_computed_or_refused(name, dropped):
         assert not any(refused)
 
 
+@pytest.mark.parametrize("saved", [False, True])
+def test_a_model_that_is_pruned_again_checks_what_the_first_pruning_assumed(saved, tmp_path):
+    torch.manual_seed(0)
+    pool, others, length = BOUND["a square"]
+    make = lambda rows=32, seed=0, length=length: sequences(rows, seed, length, **others)  # noqa: E731
+    first = tl.Selection(FIELDS, (0.5,) * 3, (True, True, False))
+    _, _, small = pruned(Sequence(pool), make, fields=FIELDS, selection=first)
+    if saved:
+        tl.export.save(small, tmp_path / "small")
+        small = tl.export.load(tmp_path / "small")
+    plugin = tl.attach(small, {"item": 4, "history": 4}, at="head")
+    small.train()(make())
+    again = plugin.prune(tl.Selection(plugin.fields, (0.0, 1.0), (False, True)), example=(make(),)).eval()
+    assert "constants are fed instead" not in str(tl.plan_of(again))
+    again(make(7, 9))
+    with pytest.raises(tl.FieldError, match="as in the example"):
+        again(make(7, 9, length + 1))
+
+
 def padded_to_longest(m, h, b):
     longest = int(b["length"].max())
     return h[:, :longest].sum(1) / longest

@@ -152,8 +152,8 @@ def _text(head: bytes) -> Format | None:
 
 
 def _is_binary(head: bytes) -> bool:
-    """Say whether zeros or many control characters show that it is not text; some separate columns by one of them."""
-    controls = sum(byte < 32 and byte not in b"\t\n\v\f\r\x01\x1c\x1d\x1e\x1f" for byte in head)
+    """Say whether zeros or many control characters show that it is not text; those of databases separate columns."""
+    controls = sum(byte < 32 and byte not in b"\t\n\v\f\r\x01\x02\x03\x1c\x1d\x1e\x1f" for byte in head)
     return b"\0" in head or controls > len(head) / 20
 
 

@@ -16,7 +16,7 @@ from typing import IO, Any
 import numpy as np
 import polars as pl
 
-from ..errors import DataError, shown
+from ..errors import DataError
 from ..text import first_line
 from .arrow import DAMAGES, Parts, scan
 from .foreign import refuse_address, refuse_foreign, refuse_table_folder
@@ -283,7 +283,7 @@ def _first_lines(file: Path) -> str:
 
 def explained(error: Exception, source: Source) -> DataError:
     """What polars found wrong with a source, in one sentence, with the line where that can be found out."""
-    message = shown(first_line(error), 200)[1:-1]  # which may quote bytes of the file
+    message = first_line(error)[:200]
     if isinstance(error, pl.exceptions.NoDataError):
         return DataError(f"{source.name} is empty.")
     if source.text:

@@ -72,7 +72,7 @@ def _trials(lengths: Sizes, others: Callable[[int], Iterable[int]], done: set[Pl
 
 
 def _groups(lengths: Sizes) -> Iterator[Sizes]:
-    lengths = dict(sorted(lengths.items(), key=lambda item: item[1]))
+    lengths = {place: size for place, size in sorted(lengths.items(), key=lambda item: item[1]) if size}
     known: list[Sizes] = []
     for base in sorted(set(lengths.values())):
         equal = {place: size for place, size in lengths.items() if size == base}
