@@ -192,7 +192,8 @@ def sharded(tensor: Tensor, like: Any) -> Tensor:
 
     everywhere = [Replicate()] * like.device_mesh.ndim
     with explained():
-        return DTensor.from_local(tensor, like.device_mesh, everywhere, run_check=False).redistribute(placements=like.placements)
+        local = DTensor.from_local(tensor, like.device_mesh, everywhere, run_check=False)
+        return local.redistribute(placements=like.placements)
 
 
 def sharded_state(state: dict[str, Any], parameters: Sequence[Tensor]) -> dict[str, Any]:

@@ -74,7 +74,7 @@ class Served:
             )
         try:
             layout = json.loads(path.read_text(encoding="utf-8"))
-            found = {kind: {name: [_place(a), _place(b)] for name, (a, b) in layout[kind].items()} for kind in KINDS}
+            found = {kind: _places(layout[kind]) for kind in KINDS}
             result = layout["result"]
         except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             reason = f"{type(error).__name__}: {first_line(error)}"
@@ -144,6 +144,11 @@ class Served:
         whole = given.new_zeros(len(given), max((stop for _, stop in places.values()), default=0))
         kept = [torch.arange(*places[column.name]) for column in self.encoding.columns if column.name in places]
         return whole.index_copy_(1, torch.cat(kept), given) if kept else whole
+
+
+def _places(layout: Any) -> dict[str, list[int]]:
+    """Return where each column begins and ends in a batch."""
+    return {name: [_place(start), _place(stop)] for name, (start, stop) in layout.items()}
 
 
 def _place(value: Any) -> int:

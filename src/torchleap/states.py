@@ -92,8 +92,8 @@ def _check_state(state: Mapping[str, Any], parameter: Tensor, kind: type[Optimiz
 
 def _laid_out(value: Any, parameter: Tensor) -> Any:
     """Return a state that lies in memory as its parameter does: a fused optimizer walks over both in one way."""
-    plain = isinstance(value, Tensor) and not hasattr(value, "full_tensor") and not hasattr(parameter, "full_tensor")
-    if not plain or value.shape != parameter.shape or value.stride() == parameter.stride():
+    sharded = hasattr(value, "full_tensor") or hasattr(parameter, "full_tensor")
+    if not isinstance(value, Tensor) or sharded or value.shape != parameter.shape or value.stride() == parameter.stride():
         return value
     return torch.empty_like(parameter, dtype=value.dtype, device=value.device).copy_(value)
 

@@ -137,13 +137,17 @@ def _parts(name: str, record: Any, files: dict[str, str]) -> Iterator[tuple[Meta
     total = 0
     for number, (offsets, sizes, file, start, length) in enumerate(record["parts"]):
         _expect(_are_counts([*offsets, *sizes, start, length]) and file in files, f"a part of {name!r:.80}")
-        inside = len(offsets) == len(sizes) == len(size)
-        inside = inside and all(offset + part <= whole for offset, part, whole in zip(offsets, sizes, size, strict=True))
+        _expect(len(offsets) == len(sizes) == len(size), f"a part of {name!r:.80} with its dimensions")
+        inside = all(map(_ends_within, offsets, sizes, size))
         _expect(inside and math.prod(sizes) * itemsize <= length, f"a part of {name!r:.80} within it")
         total += math.prod(sizes)
         index = MetadataIndex(name, torch.Size(offsets), number)
         yield index, torch.Size(sizes), _StorageInfo(file, start, length)
     _expect(total == math.prod(size), f"all parts of {name!r:.80}")
+
+
+def _ends_within(offset: int, part: int, size: int) -> bool:
+    return offset + part <= size
 
 
 def _are_counts(numbers: Any) -> bool:

@@ -157,7 +157,8 @@ def replace_together(folder: str | os.PathLike[str], last: str) -> Iterator[Path
 
 def _swap(staged: Path, target: Path, last: str) -> None:
     """Move the new entries to where the old ones were; if that fails, move the old ones back."""
-    names = sorted((entry.name for entry in (staged / "new").iterdir()), key=lambda name: (name == last, name))
+    made = [entry.name for entry in (staged / "new").iterdir()]
+    names = sorted(made, key=lambda name: (name == last, name))
     aside = [name for name in [last, *names[:-1]] if (target / name).exists()]
     try:
         for name in aside:

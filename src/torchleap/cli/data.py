@@ -123,7 +123,8 @@ def data_cache(
         return
     cells = [[str(one.path), numbers.size(one.bytes), _age(one.changed), one.source or "unknown"] for one in found]
     longest = max(len(source) for *_, source in cells)
-    show(table(["folder", "size", "age", "of".ljust(longest)], [[*most, source.ljust(longest)] for *most, source in cells]))
+    header = ["folder", "size", "age", "of".ljust(longest)]
+    show(table(header, [[*most, source.ljust(longest)] for *most, source in cells]))
     total = f"{plural(len(found), 'folder')}, {numbers.size(sum(one.bytes for one in found))}"
     show(f"Removed {total}." if clear else f"{total}; --clear removes them.")
 

@@ -229,7 +229,8 @@ def _tell(context: typer.Context, decision: Decision, out: Path, as_json_too: bo
     if as_json_too:
         keys = ("rule", "metrics", "savings", "seconds")
         found = {"findings": record["findings"], "undecided": record["undecided"], "out": str(out)}
-        as_json({"kept": selection.kept, "dropped": selection.dropped, **{key: record[key] for key in keys}, **found})
+        named = {"kept": selection.kept, "dropped": selection.dropped}
+        as_json({**named, **{key: record[key] for key in keys}, **found})
         return
     if not context.obj["quiet"]:
         show("")

@@ -145,14 +145,17 @@ def _typed(keys: Sequence[dict[str, str]]) -> pl.DataFrame:
     given = {name: [unquote(own[name]) if name in own else None for own in keys] for name in names}
     texts = pl.DataFrame(given, schema=dict.fromkeys(names, pl.String))
     texts = texts.with_columns(pl.all().replace(NO_VALUE, None))
-    return pl.read_csv(StringIO(texts.write_csv()), try_parse_dates=True, infer_schema_length=None) if names else texts
+    if not names:
+        return texts
+    return pl.read_csv(StringIO(texts.write_csv()), try_parse_dates=True, infer_schema_length=None)
 
 
 def _refuse_other_columns(file: Path, found: pl.Schema, expected: pl.Schema) -> None:
     wrong = [f"it lacks {name!r}" for name in expected if name not in found]
     wrong += [f"it has {name!r}" for name in found if name not in expected]
-    wrong += [
-        f"{name!r} holds {found[name]}, not {dtype}" for name, dtype in expected.items() if name in found and found[name] != dtype
-    ]
+    for name, dtype in expected.items():
+        if name in found and found[name] != dtype:
+            wrong.append(f"{name!r} holds {found[name]}, not {dtype}")
     if wrong:
-        raise DataError(f"{file} has other columns than the first file: {'; '.join(wrong[:3])}. Give all files the same columns.")
+        problem = f"{file} has other columns than the first file: {'; '.join(wrong[:3])}"
+        raise DataError(f"{problem}. Give all files the same columns.")

@@ -4,7 +4,6 @@ import gzip
 import json
 import re
 import zlib
-from collections.abc import Callable
 from pathlib import Path
 
 from ..errors import DataError, shown
@@ -12,6 +11,7 @@ from ..errors import DataError, shown
 HEAD = 4096  # bytes that are looked at
 BINARY = (".parquet", ".pq", ".arrow", ".ipc", ".feather")  # endings of formats that are not text
 KNOWN = "Parquet, CSV, TSV or Arrow"
+DUCKDB = "Convert it: duckdb -c \"COPY (FROM {read}) TO '{stem}.parquet'\""
 PANDAS = "python -c \"import pandas; pandas.{read}.to_parquet('{stem}.parquet')\""
 _ADDRESS = re.compile(r"^([A-Za-z][A-Za-z0-9+.-]+):/+(.+)$", re.DOTALL)
 _COPY = {  # how files come from where an address points
@@ -35,7 +35,7 @@ _MAGIC: tuple[tuple[int, bytes, Format], ...] = (  # where in the file, what sta
     (8, b"DUCK", ("a DuckDB database", "Export a table: duckdb {file} \"COPY name TO '{stem}.parquet'\"")),
     (0, b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1", ("an old Excel or Office file", "Save the sheet as CSV there")),
     (0, b"ORC", ("an ORC file", "Convert it: " + PANDAS.format(read="read_orc('{file}')", stem="{stem}"))),
-    (0, b"Obj\x01", ("an Avro file", "Convert it: duckdb -c \"COPY (FROM read_avro('{file}')) TO '{stem}.parquet'\"")),
+    (0, b"Obj\x01", ("an Avro file", DUCKDB.format(read="read_avro('{file}')", stem="{stem}"))),
     (0, b"\x89HDF\r\n\x1a\n", ("an HDF5 file", "Convert it: " + PANDAS.format(read="read_hdf('{file}')", stem="{stem}"))),
     (0, b"\x93NUMPY", ("an array of numpy", "Write it as a table with names of columns, as CSV or Parquet")),
     (0, b"<stata_dta>", ("a Stata file", "Convert it: " + PANDAS.format(read="read_stata('{file}')", stem="{stem}"))),
@@ -164,11 +164,10 @@ def _every_second_is_zero(head: bytes) -> bool:
 
 def _json(start: bytes) -> Format | None:
     line = start.split(b"\n")[0].strip()
-    duckdb: Callable[[str], str] = lambda read: f"Convert it: duckdb -c \"COPY (FROM {read}('{{file}}')) TO '{{stem}}.parquet'\""  # noqa: E731
     if _is_record(line):
-        return "JSON lines", duckdb("read_ndjson")
+        return "JSON lines", DUCKDB.format(read="read_ndjson('{file}')", stem="{stem}")
     if re.match(rb"\[\s*[\[{]|\{\s*\"[^\"]*\"\s*:", start) or line in (b"{", b"["):
-        return "JSON", duckdb("read_json")
+        return "JSON", DUCKDB.format(read="read_json('{file}')", stem="{stem}")
     return None
 
 

@@ -122,7 +122,8 @@ def inspect(
     for number, name in enumerate(present, start=1):
         seen = _see(taken, name)
         own = _findings(seen, taken, target, known)
-        facts.append(_facts(seen, taken, target, [found for found in (*about, *own) if found.column == name]))
+        of_column = [found for found in (*about, *own) if found.column == name]
+        facts.append(_facts(seen, taken, target, of_column))
         about += own
         together.add(seen)
         if progress is not None:
@@ -330,7 +331,8 @@ def _is_an_id(seen: _Seen) -> bool:
     rows = len(seen.values)
     if seen.values.dtype.is_nested() or seen.is_measured or rows < 2:
         return False
-    return seen.distinct == rows or (seen.kind == "categorical" and seen.distinct >= NEARLY * rows and rows >= 10 * ENOUGH)
+    nearly = seen.distinct >= NEARLY * rows and rows >= 10 * ENOUGH
+    return seen.distinct == rows or (seen.kind == "categorical" and nearly)
 
 
 def _mixed_findings(seen: _Seen, source: Source) -> Iterator[Finding]:

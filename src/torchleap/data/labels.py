@@ -103,7 +103,8 @@ def cure_of(given: pl.Series, row: int) -> str:
     if given[row] != given[row] or str(given[row]).strip() in MISSING_TEXT:
         return "Leave the rows without a label out."
     present = given.drop_nulls()
-    numbers = (present.cast(pl.String) if is_text(given.dtype) else present).cast(pl.Float64, strict=False).drop_nulls()
+    plain = present.cast(pl.String) if is_text(given.dtype) else present
+    numbers = plain.cast(pl.Float64, strict=False).drop_nulls()
     counts = present.cast(pl.String, strict=False).str.strip_chars().value_counts(sort=True, name="rows").rows()
     if len(numbers) <= len(given) / 2:
         return f"{_classes(counts)} {_choice(counts, counts[-1][0])}"

@@ -241,7 +241,9 @@ class Task:
 
 def _check_sizes(columns: Sequence[TaskColumn], rows: Any, files: Any) -> None:
     """Refuse columns whose files are not as long as their rows take: 4 bytes for each slot of a row."""
-    counts = [rows[part] for part in PARTS] + [number for c in columns for number in (c.slots, c.width, c.categories)]
+    counts = [rows[part] for part in PARTS]
+    for column in columns:
+        counts += (column.slots, column.width, column.categories)
     if not all(is_whole(number) and 0 <= number < 1 << 40 for number in counts):
         raise TypeError("expected numbers of rows, slots and categories")
     total = sum(rows[part] for part in PARTS)

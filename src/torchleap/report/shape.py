@@ -28,7 +28,9 @@ def _is_finite(value: Any) -> bool:
 
 
 def _is_pair(value: Any) -> bool:
-    return isinstance(value, list | tuple) and len(value) == 2 and all(item is None or _is_finite(item) for item in value)
+    if not isinstance(value, list | tuple) or len(value) != 2:
+        return False
+    return all(item is None or _is_finite(item) for item in value)
 
 
 TEXT = Kind("text", lambda value: isinstance(value, str))
@@ -110,4 +112,5 @@ def misfits(value: Any, shape: Any, where: str) -> Iterator[str]:
     else:
         keys = value if isinstance(shape, Each) else [key for key in shape if key in value]
         for key in keys:
-            yield from misfits(value[key], shape.shape if isinstance(shape, Each) else shape[key], f"{where}.{key}"[:120])
+            inner = shape.shape if isinstance(shape, Each) else shape[key]
+            yield from misfits(value[key], inner, f"{where}.{key}"[:120])

@@ -254,7 +254,9 @@ def _known(leaf: Any) -> Any:
 def _labels(leaf: Any) -> Any:
     if isinstance(leaf, Absent):
         return leaf.labels
-    return torch.zeros(leaf.shape, dtype=torch.int32, device=leaf.device) if isinstance(leaf, Tensor) else leaf
+    if not isinstance(leaf, Tensor):
+        return leaf
+    return torch.zeros(leaf.shape, dtype=torch.int32, device=leaf.device)
 
 
 def _tables_in(values: Any) -> frozenset[str]:

@@ -188,7 +188,8 @@ def remove_tables(small: nn.Module, paths: Iterable[str]) -> None:
             absent.add_module(name, child)
         for hook in table._forward_hooks.values():
             absent.register_forward_hook(hook)
-        for alias in [name for name, module in small.named_modules(remove_duplicate=False) if module is table]:
+        named = list(small.named_modules(remove_duplicate=False))
+        for alias in [name for name, module in named if module is table]:
             small.set_submodule(alias, absent)
     small.register_forward_hook(_refuse_output)
 

@@ -174,7 +174,8 @@ def _numbers(given: Mapping[str, Any]) -> list[Path]:
 
 def _sizes(runs: list[Tensor], rows: tuple[int, ...], *, asked: bool, read: bool) -> tuple[int, ...]:
     """Return the size of each dimension that no run has changed; those of no row count only where forward() asks for them."""
-    has_rows = runs[0].dim() > 0 and all(run.dim() and len(run) == count for run, count in zip(runs, rows, strict=True))
+    pairs = zip(runs, rows, strict=True)
+    has_rows = all(run.dim() > 0 and len(run) == count for run, count in pairs)
     sizes = []
     for each in zip(*(run.shape for run in runs), strict=True):
         fixed = len(set(each)) == 1 and (read if has_rows else asked)
@@ -258,7 +259,8 @@ def _wanted(kind: str, sizes: tuple[int, ...], about: tuple[tuple[str, str], ...
         return repr(value)
     if kind == "other":
         return "a value that is not a tensor"
-    return _shape("any" if size < 0 else str(size) for size in sizes) + "".join(f", {found}" for _, found in about)
+    shape = _shape("any" if size < 0 else str(size) for size in sizes)
+    return shape + "".join(f", {found}" for _, found in about)
 
 
 def _seen(found: Any, about: tuple[tuple[str, str], ...]) -> str:

@@ -205,7 +205,8 @@ def _expect_inputs(writer: Writer) -> None:
 
 def _without_columns_kept(expected: Expected, graph: fx.Graph, given: Mapping[str, Any]) -> Expected:
     """Leave the columns of a tensor alone that `kept_columns` checks, since the batch may hold those alone that are read."""
-    axes = [node.args[1] for node in graph.nodes if node.target is kept_columns and path_of(node.args[0], given) == expected.path]
+    checks = [node for node in graph.nodes if node.target is kept_columns]
+    axes = [node.args[1] for node in checks if path_of(node.args[0], given) == expected.path]
     sizes = tuple(ANY if dim in axes else size for dim, size in enumerate(expected.sizes))
     return replace(expected, sizes=sizes, own_columns=bool(axes))
 

@@ -144,7 +144,7 @@ class Sizes:
         dim = 0
         for part in index if isinstance(index, tuple | list) else (index,):
             if isinstance(part, slice):
-                if any(isinstance(bound, fx.Node) and self._bounds(bound) for bound in (part.start, part.stop, part.step)):
+                if any(map(self._bounds, (part.start, part.stop, part.step))):
                     found.add(dim)
             elif isinstance(part, fx.Node):
                 value = self.runs[part][0]
@@ -157,5 +157,7 @@ class Sizes:
             dim += 1
         return found
 
-    def _bounds(self, bound: fx.Node) -> bool:
+    def _bounds(self, bound: Any) -> bool:
+        if not isinstance(bound, fx.Node):
+            return False
         return bound in self.numbers or isinstance(self.runs[bound][0], Tensor)

@@ -146,16 +146,8 @@ def _follow(
     while True:
         tracer = SiteTracer(gates, places, tuple(bind(model, call) for call in calls), affine, opaque, before)
         attributes = Attributes(model)
-        variables = Globals(model)
         try:
-            names = _changeable(model, tracer)
-            executing = partial(getattr, tracer, "executing")
-            with muted(model), watched(model, names, executing), OwnTensors(tracer, model):
-                graph = tracer.trace(model)
-            if variables.changed():
-                raise SurgeryError("forward() changes a global variable or an attribute of a class")
-            _mark_output(graph, tracer)
-            made = _made(model)
+            graph, made = _trace_once(model, tracer)
             own = {inner for module in opaque for inner in module.modules()}  # these run as they are, and may
             changed = attributes.changed()
             writing = [module for module in changed if module not in own]
@@ -179,6 +171,19 @@ def _follow(
         inside = next((module for module in opaque), model)
         raise SurgeryError(f"the gates sit inside {type(inside).__name__}, which cannot be traced")
     return tracer, graph, made
+
+
+def _trace_once(model: nn.Module, tracer: SiteTracer) -> tuple[fx.Graph, dict[str, Tensor]]:
+    """Run forward() with proxies; return its graph, and the tensors that its code makes."""
+    variables = Globals(model)
+    names = _changeable(model, tracer)
+    executing = partial(getattr, tracer, "executing")
+    with muted(model), watched(model, names, executing), OwnTensors(tracer, model):
+        graph = tracer.trace(model)
+    if variables.changed():
+        raise SurgeryError("forward() changes a global variable or an attribute of a class")
+    _mark_output(graph, tracer)
+    return graph, _made(model)
 
 
 def _aside(model: nn.Module, tracer: SiteTracer) -> list[tuple[str, nn.Module]]:
