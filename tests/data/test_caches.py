@@ -1,6 +1,7 @@
 """Encoded data beside a user's files is passed over by git, listed, and cleared without touching anything else."""
 
 import fcntl
+from threading import Event, Thread
 
 import polars as pl
 import pytest
@@ -8,6 +9,7 @@ import pytest
 import torchleap as tl
 from torchleap import cli
 from torchleap.data import caches
+from torchleap.data.cache import locked
 
 pytest.importorskip("typer")
 
@@ -74,6 +76,28 @@ def test_what_another_process_works_on_stays(place):
         fcntl.flock(lock, fcntl.LOCK_EX)
         assert list(caches.clear(task.folder.parent)) == []
     assert task.folder.exists()
+
+
+def test_who_waits_for_a_lock_that_is_removed_holds_the_new_one(tmp_path, monkeypatch):
+    path, waiting, there = tmp_path / "key.lock", Event(), []
+    usual = fcntl.flock
+
+    def flock(handle, how):
+        waiting.set()
+        usual(handle, how)
+
+    def hold():
+        with locked(path):
+            there.append(path.exists())
+
+    with locked(path):
+        monkeypatch.setattr(fcntl, "flock", flock)
+        thread = Thread(target=hold)
+        thread.start()
+        assert waiting.wait(30)
+        path.unlink()
+    thread.join(30)
+    assert there == [True]
 
 
 def test_the_command_lists_and_clears(place, capsys, monkeypatch):

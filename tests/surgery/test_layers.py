@@ -7,24 +7,10 @@ from torch.nn import functional
 
 from tests.architectures import IDS, NAMES, WIDTH, ids
 from tests.surgery.test_prune import COLUMNS, Layers
+from tests.surgery.test_traps import Trap
 from tests.surgery.unchecked import cut_exactly, keeping, trained
 
 TOKENS = (len(NAMES), WIDTH)
-
-
-class Head(nn.Module):
-    """Any code behind a place where the columns pass, with layers of its own."""
-
-    def __init__(self, function, width, **layers):
-        super().__init__()
-        self.fields = nn.Identity()
-        self.function = function
-        self.head = nn.Linear(width, 1)
-        for name, layer in layers.items():
-            setattr(self, name, layer)
-
-    def forward(self, x):
-        return self.head(self.function(self, self.fields(x)))
 
 
 class Tables(nn.Module):
@@ -107,7 +93,7 @@ def test_a_matrix_is_cut_on_the_side_of_its_inputs(monkeypatch):
         return torch.tanh(x @ model.matrix) + functional.linear(x, model.weight, model.bias)
 
     layers = {"matrix": (COLUMNS, 6), "weight": (6, COLUMNS), "bias": (6,)}
-    model = Head(function, 6, **{name: nn.Parameter(torch.randn(shape)) for name, shape in layers.items()})
+    model = Trap(function, 6, **{name: nn.Parameter(torch.randn(shape)) for name, shape in layers.items()})
     small = pruned(monkeypatch, model, at="fields", side="output")
     assert (small.matrix.shape, small.weight.shape, small.bias.shape) == ((12, 6), (6, 12), (6,))
 
@@ -120,7 +106,7 @@ def test_outputs_that_nobody_reads_leave_a_layer_and_a_matrix(monkeypatch):
 
     layers = {"weight": (6, COLUMNS), "bias": (6,), "plain": (6, COLUMNS), "matrix": (COLUMNS, 6)}
     parameters = {name: nn.Parameter(torch.randn(shape)) for name, shape in layers.items()}
-    model = Head(function, 12, layer=nn.Linear(COLUMNS, 6), **parameters)
+    model = Trap(function, 12, layer=nn.Linear(COLUMNS, 6), **parameters)
     small = pruned(monkeypatch, model, at="fields", side="output")
     assert (small.layer.in_features, small.layer.out_features) == (12, 3)
     assert (small.weight.shape, small.bias.shape) == ((3, 12), (3,))
@@ -202,7 +188,7 @@ def test_ids_that_are_shifted_all_at_once_find_the_rows_that_are_left(monkeypatc
 def test_constants_on_either_side_of_a_bilinear_layer_are_folded(kept, monkeypatch):
     for bias in (True, False):
         product = nn.Bilinear(8, 12, 5, bias=bias)
-        model = Head(lambda model, x: model.product(x[:, :8], x[:, 8:]), 5, product=product)
+        model = Trap(lambda model, x: model.product(x[:, :8], x[:, 8:]), 5, product=product)
         plugin, make = trained(model, at="fields", side="output")
         small = cut_exactly(monkeypatch, plugin, make, keeping(plugin, *kept))
         widths = [WIDTH * len(set(kept) & set(side)) for side in (NAMES[:2], NAMES[2:])]
@@ -216,7 +202,7 @@ def test_constants_on_either_side_of_a_bilinear_layer_are_folded(kept, monkeypat
 @pytest.mark.parametrize("statistics", [True, False])
 def test_batch_norm_without_statistics_reads_its_columns_whole_and_the_rest_is_cut(statistics):
     norm = nn.BatchNorm1d(COLUMNS, track_running_stats=statistics)
-    model = Head(lambda m, x: torch.cat([m.norm(x), m.linear(x)], 1), 26, norm=norm, linear=nn.Linear(COLUMNS, 6))
+    model = Trap(lambda m, x: torch.cat([m.norm(x), m.linear(x)], 1), 26, norm=norm, linear=nn.Linear(COLUMNS, 6))
     plugin, _ = trained(model, at="fields", side="output")
     small = plugin.prune(plugin.select(share=0.6))
     assert small.norm.num_features == (12 if statistics else COLUMNS)

@@ -8,7 +8,7 @@ import shutil
 import tempfile
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -102,19 +102,25 @@ def locked(path: Path, *, wait: bool = True) -> Iterator[bool]:
     Yields:
         Whether it is held; without `wait` it is not if another process holds it.
     """
-    handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+    handle, is_held = _take(path, wait=wait)
     try:
-        yield _take(handle, wait=wait)
+        yield is_held
     finally:
         os.close(handle)
 
 
-def _take(handle: int, *, wait: bool) -> bool:
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
+def _take(path: Path, *, wait: bool) -> tuple[int, bool]:
+    """Open a lock file and try to hold it, again if it was removed meanwhile: others would hold a new one."""
+    while True:
+        handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return handle, False
+        with suppress(FileNotFoundError):
+            if os.path.samestat(os.fstat(handle), path.lstat()):
+                return handle, True
+        os.close(handle)
 
 
 def checksums(folder: Path) -> dict[str, list[int]]:
