@@ -118,7 +118,7 @@ class Candidate:
 
 
 @dataclass(frozen=True)
-class Expected:
+class Case:
     """A batch, and what the pruned model should make of it.
 
     Attributes:
@@ -130,7 +130,7 @@ class Expected:
     rounded: Callable[[], list[Any]]
 
     @classmethod
-    def of(cls, reference: Callable[[Call], Any], batch: Call) -> "Expected":
+    def of(cls, reference: Callable[[Call], Any], batch: Call) -> "Case":
         """Ask the reference."""
         return cls(batch, reference(batch), cache(partial(with_other_rounding, partial(reference, batch))))
 
@@ -171,27 +171,27 @@ class Surgery:
                 self.gates.passed = {}  # of a pass that did not come to its end
                 raise
 
-    def expect(self) -> list["Expected"]:
+    def expect(self) -> list[Case]:
         """Batches, each with what the pruned model should make of it: the example, and others that differ from it."""
         reference = self.reference
-        expected = [Expected.of(reference, self.examples.once)]
+        expected = [Case.of(reference, self.examples.once)]
         if not alike(reference(self.examples.once), expected[0].output):
             raise SurgeryError(
                 f"Nothing was changed: {type(self.model).__name__} returns something else when it is called with the same batch "
                 "again. Is the model deterministic in eval()?"
             )
         if _rows(self.given) != _rows(self.examples.once):  # the graph is of a few rows of it
-            expected.append(Expected.of(reference, self.given))
+            expected.append(Case.of(reference, self.given))
         for rows in (self.examples.rows + 3, 1):
             try:
-                expected.append(Expected.of(reference, another(self.examples, rows)))
+                expected.append(Case.of(reference, another(self.examples, rows)))
             except Exception:  # a batch that the model does not take, such as one whose offsets are no longer in order
                 continue
         return expected
 
-    def expect_of_others(self) -> list["Expected"]:
+    def expect_of_others(self) -> list[Case]:
         """Return batches of other lengths, with what the pruned model should make of them if it does not refuse them."""
-        return [Expected.of(self.reference, batch) for batch in self.examples.calls[2:]]
+        return [Case.of(self.reference, batch) for batch in self.examples.calls[2:]]
 
     def prepare(self) -> tuple[Plan, Callable[[], nn.Module]]:
         """The plan, and what makes the model."""
@@ -255,7 +255,7 @@ class Surgery:
             with suppress(FieldError):
                 self.compare(run(trial, expected.batch), expected)
 
-    def compare(self, found: Any, expected: Expected) -> None:
+    def compare(self, found: Any, expected: Case) -> None:
         """Refuse a pruned model whose output differs."""
         if not alike(found, expected.output, expected.rounded):
             apart = difference(found, expected.output)
