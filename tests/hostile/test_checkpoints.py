@@ -5,6 +5,7 @@ import json
 import os
 import pickle
 import random
+import struct
 import zipfile
 
 import polars as pl
@@ -286,6 +287,32 @@ def test_a_checkpoint_that_would_unpack_into_gigabytes_is_not_unpacked(saved, ta
     with pytest.raises(tl.TorchleapError, match="expected tensors that are not packed"):
         load_sealed(saved)
     refused(saved, task)
+
+
+def with_two_lists(content):
+    """Put a second list of entries, which says that nothing is packed, where Python looks for it, but not PyTorch."""
+    end = content.rfind(b"PK\5\6")
+    size, start = struct.unpack("<LL", content[end + 12 : end + 20])
+    harmless = bytearray(content[start : start + size])
+    place = 0
+    while place < size:
+        harmless[place + 10 : place + 12] = bytes(2)  # how it is packed: not at all
+        place += 46 + sum(struct.unpack("<HHH", harmless[place + 28 : place + 34]))
+    return content[:end] + bytes(harmless) + content[end:]
+
+
+def test_a_packed_checkpoint_with_two_lists_of_entries_is_not_unpacked(saved, task):
+    torch.save({"x": torch.zeros(1 << 18)}, saved)
+    packed = io.BytesIO()
+    with zipfile.ZipFile(saved) as archive, zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as other:
+        for entry in archive.namelist():
+            other.writestr(entry, archive.read(entry))
+    saved.write_bytes(with_two_lists(packed.getvalue()))
+    with zipfile.ZipFile(saved) as archive:
+        assert {entry.compress_type for entry in archive.infolist()} == {zipfile.ZIP_STORED}
+    seal(saved)
+    with pytest.raises(tl.TorchleapError, match="expected tensors that are not packed"):
+        load_sealed(saved)
 
 
 class Batches:
