@@ -1,5 +1,6 @@
 """Hostile data: caches, encodings, archives, packed files, records and settings; none runs code or writes elsewhere."""
 
+import contextlib
 import gzip
 import hashlib
 import io
@@ -103,6 +104,40 @@ def test_pages_that_change_places_change_the_checksum(tmp_path):
     (tmp_path / "a").write_bytes(b"".join(pages) + b"tail")
     (tmp_path / "b").write_bytes(b"".join(reversed(pages)) + b"tail")
     assert cache._checksum(tmp_path / "a") != cache._checksum(tmp_path / "b")
+
+
+def places_of(value, place=()):
+    """Yield the way to each part of a nested value."""
+    yield place
+    inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, part in inner:
+        yield from places_of(part, (*place, key))
+
+
+STRANGE = (None, True, -1, 0, 2, -(10**30), 10**400, 0.5, "a", [], {}, [[]], [None])
+
+
+def test_an_encoding_of_which_any_value_is_another_one_is_refused_or_works(encoding, log):
+    content = json.loads((encoding / "encoding.json").read_text())
+    rows = pl.read_parquet(log).head(20)
+    for place in [place for place in places_of(content["columns"]) if place]:
+        for value in STRANGE:
+            changed = json.loads(json.dumps({key: part for key, part in content.items() if key != "key"}))
+            holder = changed["columns"]
+            for key in place[:-1]:
+                holder = holder[key]
+            holder[place[-1]] = value
+            (encoding / "encoding.json").write_text(json.dumps({**changed, "key": key_of(changed)}))
+            with contextlib.suppress(tl.TorchleapError):
+                assert len(list(Encoding.load(encoding).batches(rows))) == 1
+
+
+def test_an_encoding_without_columns_is_refused(encoding):
+    content = json.loads((encoding / "encoding.json").read_text()) | {"columns": []}
+    del content["key"]
+    (encoding / "encoding.json").write_text(json.dumps({**content, "key": key_of(content)}))
+    with pytest.raises(tl.DataError, match="it has no columns"):
+        Encoding.load(encoding)
 
 
 def sealed_task(folder, change):
