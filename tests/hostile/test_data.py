@@ -150,6 +150,17 @@ def sealed_task(folder, change):
     path.write_text(json.dumps({**content, "key": key_of(content)}))
 
 
+@pytest.mark.parametrize("value", [None, True, "", [], [1], [1, "a"], {"a": 1}])
+def test_a_cache_whose_files_have_no_checksum_is_refused(value, task):
+    path = task.folder / "task.json"
+    content = json.loads(path.read_text())
+    del content["key"]
+    content["files"]["0.bin"] = value
+    path.write_text(json.dumps({**content, "key": key_of(content)}))
+    with pytest.raises(tl.DataError, match="expected a size and a checksum of '0.bin'"):
+        tl.data.Task.load(task.folder)
+
+
 @pytest.mark.parametrize("value", [1 << 30, -5])
 def test_ids_that_no_table_has_are_refused(value, task):
     ids = np.fromfile(task.folder / "0.bin", np.int32)
@@ -168,6 +179,11 @@ def test_ids_that_no_table_has_are_refused(value, task):
         lambda content: content["columns"][0]["learnt"].update(evil=1),
         lambda content: content["columns"][0].update(__class__="os"),
         lambda content: content.update(columns={"a": 1}),
+        lambda content: content.update(roles=None),
+        lambda content: content.update(roles={}),
+        lambda content: content["columns"][0].update(name=[]),
+        lambda content: content["columns"][0].update(name="a\ud800"),
+        lambda content: content["columns"][1]["learnt"].update(width=2),
     ],
 )
 def test_a_cache_that_claims_the_impossible_is_refused(change, task):

@@ -49,6 +49,8 @@ class TaskColumn:
         counts = (self.slots - 1, self.width, self.categories)
         fits = all(is_whole(count) and 0 <= count < 1 << 40 for count in counts)
         fits = fits and all(is_number(share) and 0 <= share < 1 << 40 for share in (self.missing, self.common))
+        fits = fits and (self.is_ids or self.width == self.slots)
+        self.column.name.encode()  # raises on what is not text, or cannot be written
         if not fits or not _are_numbers(self.numbers, self.slots):
             raise ValueError(f"what it says about the column {self.column.name!r:.80} cannot be learnt from rows")
 
@@ -155,6 +157,7 @@ class Task:
             for number, record in enumerate(content["columns"]):
                 learnt = record.pop("learnt")
                 columns.append(TaskColumn(Column(**record), f"{number}.bin", **learnt))
+            _check_record(content)
             _check_sizes(columns, content["rows"], content["files"])
             return cls(folder, tuple(columns), content["rows"], content["roles"], keep, files=dict(content["files"]))
         except (KeyError, TypeError, AttributeError, ValueError) as error:
@@ -259,6 +262,15 @@ class Task:
             for c in self.columns
         ]
         return f"{self!r}\n{table(['field', 'kind', 'width', 'ids', 'missing', 'most common'], cells)}"
+
+
+def _check_record(content: dict[str, Any]) -> None:
+    """Refuse files without a size and a checksum, and a task without a label."""
+    for name, found in content["files"].items():
+        if not isinstance(found, list) or len(found) != 2 or not all(map(is_whole, found)):
+            raise TypeError(f"expected a size and a checksum of {name!r:.40}")
+    if not isinstance(content["roles"]["label"], str):
+        raise TypeError("expected the name of the label")
 
 
 def _check_sizes(columns: Sequence[TaskColumn], rows: Any, files: Any) -> None:
