@@ -95,7 +95,9 @@ class Reader(FileSystemReader):
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
         """Return the index as PyTorch knows it; raises if it is not one that `Writer` writes."""
-        content = json.loads((Path(self.path) / INDEX).read_text(encoding="utf-8"))
+        path = Path(self.path) / INDEX
+        _expect(not path.is_symlink(), f"{INDEX} in its folder")
+        content = json.loads(path.read_text(encoding="utf-8"))
         _expect(isinstance(content, dict) and content.get("format") == FORMAT, f"{INDEX} of format {FORMAT}")
         key = content.pop("key", None)
         _expect(key_of(content) == key, f"{INDEX} as it was written")

@@ -395,6 +395,11 @@ def linked(folder):
     (folder / "__0_0.distcp").symlink_to(folder.parents[1] / "elsewhere")
 
 
+def linked_index(folder):
+    (folder / "index.json").rename(folder.parents[1] / "elsewhere.json")
+    (folder / "index.json").symlink_to(folder.parents[1] / "elsewhere.json")
+
+
 def packed(folder):
     """Store the same parts, but packed."""
     path = folder / "__0_0.distcp"
@@ -432,6 +437,7 @@ STREAMS = {
     "tensors with a hostile pickle": with_pickle,
     "tensors that are packed": packed,
     "a link in the place of a file": linked,
+    "a link in the place of the index": linked_index,
     "another format": index_with(lambda content: content.update(format=9)),
     "no index": lambda folder: (folder / "index.json").unlink(),
     "an index that is a list": lambda folder: (folder / "index.json").write_text("[]"),
