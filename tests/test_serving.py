@@ -243,3 +243,31 @@ def test_folders_that_are_not_results_are_not_replaced(saved, tmp_path):
     with pytest.raises(tl.DataError, match="model is there and is not a result, so it is not replaced"):
         saved[1].save(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
+
+
+class Answers(torch.nn.Module):
+    """A model that returns what a function makes of its inputs."""
+
+    def __init__(self, answer):
+        super().__init__()
+        self.answer = answer
+
+    def forward(self, ids, numbers):
+        return self.answer(ids, numbers)
+
+
+@pytest.mark.parametrize(
+    ("answer", "sentence"),
+    [
+        (lambda ids, numbers: ids.bmm(3), "cannot score rows \\(TypeError: bmm"),
+        (lambda ids, numbers: numbers.reshape(-1, 0), "cannot score rows \\(RuntimeError: "),
+        (lambda ids, numbers: None, "does not return one number per row"),
+        (lambda ids, numbers: [1.0], "does not return one number per row"),
+        (lambda ids, numbers: numbers[:3, 0], "does not return one number per row"),
+        (lambda ids, numbers: ids[:, 0], "does not return one number per row"),
+    ],
+)
+def test_a_model_that_scores_no_rows_is_one_clear_sentence(saved, answer, sentence):
+    served = replace(Served.load(saved[0]), model=Answers(answer))
+    with pytest.raises(tl.DataError, match=f"The model of this result {sentence}.*Select again"):
+        list(served.probabilities(rows(50)))

@@ -16,7 +16,7 @@ from .data.applying import MANIFEST as ENCODED
 from .data.applying import Encoding, save_encoding
 from .data.sources import open_source
 from .data.task import Batch, Task
-from .errors import DataError, is_whole, nearest
+from .errors import DataError, TorchleapError, is_whole, nearest
 from .selection import Selection
 from .text import first_line, write_whole
 
@@ -101,8 +101,20 @@ class Served:
         """The probabilities (float64) of all rows in their order, some at a time."""
         self.model.eval()
         for batch in self.encoding.batches(data, separator=separator, names=names, progress=progress):
-            log_odds = self.model(*self.inputs(batch))
-            yield torch.sigmoid(log_odds.double())  # float32 would make equal of what is not
+            yield torch.sigmoid(self._log_odds(batch).double())  # float32 would make equal of what is not
+
+    def _log_odds(self, batch: Batch) -> Tensor:
+        """Call the model, which a file describes: it may not be one that scores rows."""
+        try:
+            found = self.model(*self.inputs(batch))
+        except TorchleapError:
+            raise
+        except (RuntimeError, TypeError, ValueError, AttributeError, LookupError, ArithmeticError, MemoryError) as error:
+            reason = f"{type(error).__name__}: {first_line(error)}"
+            raise DataError(f"The model of this result cannot score rows ({reason:.200}). Select again.") from error
+        if not isinstance(found, Tensor) or found.shape != (len(batch),) or not found.is_floating_point():
+            raise DataError("The model of this result does not return one number per row. Select again.")
+        return found
 
     def scored(
         self,

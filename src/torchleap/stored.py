@@ -4,7 +4,6 @@ The index says where each part of each tensor lies, and has a digest of each fil
 of one form, and no tensor is larger than what is stored of it.
 """
 
-import io
 import json
 import math
 import os
@@ -34,7 +33,6 @@ from .sealed import digest_of, refuse_packed
 INDEX = "index.json"
 FORMAT = 1
 FILE = re.compile(r"__\d{1,9}_\d{1,9}\.distcp")
-TAIL = 1 << 16  # bytes at the end of what torch.save writes of one tensor, in which all its entries are listed
 DTYPES = {str(dtype): dtype for dtype in vars(torch).values() if isinstance(dtype, torch.dtype)}
 
 
@@ -97,7 +95,9 @@ class Reader(FileSystemReader):
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
         """Return the index as PyTorch knows it; raises if it is not one that `Writer` writes."""
-        content = json.loads((Path(self.path) / INDEX).read_text(encoding="utf-8"))
+        path = Path(self.path) / INDEX
+        _expect(not path.is_symlink(), f"{INDEX} in its folder")
+        content = json.loads(path.read_text(encoding="utf-8"))
         _expect(isinstance(content, dict) and content.get("format") == FORMAT, f"{INDEX} of format {FORMAT}")
         key = content.pop("key", None)
         _expect(key_of(content) == key, f"{INDEX} as it was written")
@@ -124,10 +124,9 @@ class Reader(FileSystemReader):
         return wrong
 
     def _slice_file(self, file: Any, sinfo: Any) -> Any:
-        tail = min(sinfo.length, TAIL)
-        file.seek(sinfo.offset + sinfo.length - tail)
-        refuse_packed(io.BytesIO(file.read(tail)))
-        return super()._slice_file(file, sinfo)
+        part = super()._slice_file(file, sinfo)
+        refuse_packed(part)
+        return part
 
 
 def _parts(name: str, record: Any, files: dict[str, str]) -> Iterator[tuple[MetadataIndex, torch.Size, _StorageInfo]]:

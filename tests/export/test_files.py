@@ -117,6 +117,25 @@ def test_a_loaded_model_is_pruned_and_saved_again(pruned, tmp_path):
     assert torch.equal(reloaded(again, tmp_path / "again")(make(seed=5)), again(make(seed=5)))
 
 
+def test_a_model_with_a_call_of_its_own_needs_its_code(tmp_path):
+    class Doubled(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.join = nn.Identity()
+            self.head = nn.Linear(20, 1)
+
+        def __call__(self, x):
+            return super().__call__(x) * 2
+
+        def forward(self, x):
+            return self.head(self.join(x))
+
+    small = gated(Doubled(), lambda r, s: torch.randn(r, 20), dict.fromkeys("abcde", 4))
+    tl.export.save(small, tmp_path / "model")
+    with pytest.raises(tl.SurgeryError, match="cannot be loaded without its code, because of a __call__\\(\\) of its own"):
+        tl.export.load(tmp_path / "model")
+
+
 def test_a_loaded_model_frees_what_no_later_step_reads(pruned, tmp_path):
     loaded = reloaded(pruned[0], tmp_path / "model")
     seen, alive = [], []

@@ -5,6 +5,7 @@ import json
 import os
 import pickle
 import random
+import struct
 import zipfile
 
 import polars as pl
@@ -288,6 +289,32 @@ def test_a_checkpoint_that_would_unpack_into_gigabytes_is_not_unpacked(saved, ta
     refused(saved, task)
 
 
+def with_two_lists(content):
+    """Put a second list of entries, which says that nothing is packed, where Python looks for it, but not PyTorch."""
+    end = content.rfind(b"PK\5\6")
+    size, start = struct.unpack("<LL", content[end + 12 : end + 20])
+    harmless = bytearray(content[start : start + size])
+    place = 0
+    while place < size:
+        harmless[place + 10 : place + 12] = bytes(2)  # how it is packed: not at all
+        place += 46 + sum(struct.unpack("<HHH", harmless[place + 28 : place + 34]))
+    return content[:end] + bytes(harmless) + content[end:]
+
+
+def test_a_packed_checkpoint_with_two_lists_of_entries_is_not_unpacked(saved, task):
+    torch.save({"x": torch.zeros(1 << 18)}, saved)
+    packed = io.BytesIO()
+    with zipfile.ZipFile(saved) as archive, zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as other:
+        for entry in archive.namelist():
+            other.writestr(entry, archive.read(entry))
+    saved.write_bytes(with_two_lists(packed.getvalue()))
+    with zipfile.ZipFile(saved) as archive:
+        assert {entry.compress_type for entry in archive.infolist()} == {zipfile.ZIP_STORED}
+    seal(saved)
+    with pytest.raises(tl.TorchleapError, match="expected tensors that are not packed"):
+        load_sealed(saved)
+
+
 class Batches:
     """The same few rows, again and again."""
 
@@ -368,6 +395,11 @@ def linked(folder):
     (folder / "__0_0.distcp").symlink_to(folder.parents[1] / "elsewhere")
 
 
+def linked_index(folder):
+    (folder / "index.json").rename(folder.parents[1] / "elsewhere.json")
+    (folder / "index.json").symlink_to(folder.parents[1] / "elsewhere.json")
+
+
 def packed(folder):
     """Store the same parts, but packed."""
     path = folder / "__0_0.distcp"
@@ -405,6 +437,7 @@ STREAMS = {
     "tensors with a hostile pickle": with_pickle,
     "tensors that are packed": packed,
     "a link in the place of a file": linked,
+    "a link in the place of the index": linked_index,
     "another format": index_with(lambda content: content.update(format=9)),
     "no index": lambda folder: (folder / "index.json").unlink(),
     "an index that is a list": lambda folder: (folder / "index.json").write_text("[]"),

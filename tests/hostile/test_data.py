@@ -1,5 +1,6 @@
 """Hostile data: caches, encodings, archives, packed files, records and settings; none runs code or writes elsewhere."""
 
+import contextlib
 import gzip
 import hashlib
 import io
@@ -105,6 +106,40 @@ def test_pages_that_change_places_change_the_checksum(tmp_path):
     assert cache._checksum(tmp_path / "a") != cache._checksum(tmp_path / "b")
 
 
+def places_of(value, place=()):
+    """Yield the way to each part of a nested value."""
+    yield place
+    inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, part in inner:
+        yield from places_of(part, (*place, key))
+
+
+STRANGE = (None, True, -1, 0, 2, -(10**30), 10**400, 0.5, "a", [], {}, [[]], [None])
+
+
+def test_an_encoding_of_which_any_value_is_another_one_is_refused_or_works(encoding, log):
+    content = json.loads((encoding / "encoding.json").read_text())
+    rows = pl.read_parquet(log).head(20)
+    for place in [place for place in places_of(content["columns"]) if place]:
+        for value in STRANGE:
+            changed = json.loads(json.dumps({key: part for key, part in content.items() if key != "key"}))
+            holder = changed["columns"]
+            for key in place[:-1]:
+                holder = holder[key]
+            holder[place[-1]] = value
+            (encoding / "encoding.json").write_text(json.dumps({**changed, "key": key_of(changed)}))
+            with contextlib.suppress(tl.TorchleapError):
+                assert len(list(Encoding.load(encoding).batches(rows))) == 1
+
+
+def test_an_encoding_without_columns_is_refused(encoding):
+    content = json.loads((encoding / "encoding.json").read_text()) | {"columns": []}
+    del content["key"]
+    (encoding / "encoding.json").write_text(json.dumps({**content, "key": key_of(content)}))
+    with pytest.raises(tl.DataError, match="it has no columns"):
+        Encoding.load(encoding)
+
+
 def sealed_task(folder, change):
     """Change a cache as somebody would who knows about its checksums."""
     path = folder / "task.json"
@@ -113,6 +148,17 @@ def sealed_task(folder, change):
     change(content)
     content["files"] = {name: value for name, value in cache.checksums(folder).items() if name != "task.json"}
     path.write_text(json.dumps({**content, "key": key_of(content)}))
+
+
+@pytest.mark.parametrize("value", [None, True, "", [], [1], [1, "a"], {"a": 1}])
+def test_a_cache_whose_files_have_no_checksum_is_refused(value, task):
+    path = task.folder / "task.json"
+    content = json.loads(path.read_text())
+    del content["key"]
+    content["files"]["0.bin"] = value
+    path.write_text(json.dumps({**content, "key": key_of(content)}))
+    with pytest.raises(tl.DataError, match="expected a size and a checksum of '0.bin'"):
+        tl.data.Task.load(task.folder)
 
 
 @pytest.mark.parametrize("value", [1 << 30, -5])
@@ -133,6 +179,11 @@ def test_ids_that_no_table_has_are_refused(value, task):
         lambda content: content["columns"][0]["learnt"].update(evil=1),
         lambda content: content["columns"][0].update(__class__="os"),
         lambda content: content.update(columns={"a": 1}),
+        lambda content: content.update(roles=None),
+        lambda content: content.update(roles={}),
+        lambda content: content["columns"][0].update(name=[]),
+        lambda content: content["columns"][0].update(name="a\ud800"),
+        lambda content: content["columns"][1]["learnt"].update(width=2),
     ],
 )
 def test_a_cache_that_claims_the_impossible_is_refused(change, task):

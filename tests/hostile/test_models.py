@@ -166,6 +166,7 @@ HOSTILE = {
     "a layer on another device": layer("Linear", {"in_features": 4, "out_features": 4, "device": "cpu"}),
     "a layer with text for a number": layer("Linear", {"in_features": "4", "out_features": 4}),
     "a layer with a boolean for a number": layer("Linear", {"in_features": True, "out_features": 4}),
+    "a layer of no groups": layer("GroupNorm", {"num_groups": 0, "num_channels": 4}),
     "an enormous layer": layer("Linear", {"in_features": 1 << 62, "out_features": 1 << 62, "bias": True}),
     "an identity with arguments": layer("Identity", {"args": [1]}),
     "weights of another shape": layer("Linear", {"in_features": 7, "out_features": 3, "bias": True}),
@@ -212,6 +213,38 @@ def test_the_check_of_a_batch_shows_nothing_of_the_process(copy):
     spoil(folder, looking_into("__class__", "__init__", "__objclass__"))
     with pytest.raises(tl.FieldError, match="but found nothing"):
         tl.export.load(folder)(batch)
+
+
+BAGS = {
+    "ids above the table": ([3, 1 << 40], [0, 1], {}),
+    "ids below 0": ([3, -7], [0], {"max_norm": 1.0}),
+    "offsets beyond the ids": ([3, 1], [0, 1 << 40, 1], {}),
+    "offsets below 0": ([3, 1], [0, -(1 << 40), 1], {}),
+    "offsets that begin later": ([3, 1], [1, 2], {}),
+    "an end, but no beginning": ([3, 1, 2], [0], {"include_last_offset": True, "padding_idx": 0}),
+}
+
+
+@pytest.mark.parametrize("name", BAGS)
+def test_a_model_with_a_bag_cannot_reach_beyond_its_table(name, copy):
+    folder, _ = copy
+    ids, offsets, settings = BAGS[name]
+
+    def change(content):
+        graph = content["graph"]
+        graph["layers"]["tables.city"] = ["EmbeddingBag", {"num_embeddings": 12, "embedding_dim": 4, "mode": "sum", **settings}]
+        graph["nodes"] = [
+            ["ids", "placeholder", "ids", NONE, EMPTY],
+            ["offsets", "placeholder", "offsets", NONE, EMPTY],
+            ["x", "call_module", "tables.city", {"tuple": [{"node": "ids"}, {"node": "offsets"}]}, EMPTY],
+            ["output", "output", "output", {"tuple": [{"node": "x"}]}, EMPTY],
+        ]
+
+    spoil(folder, change)
+    model = tl.export.load(folder)
+    assert model(torch.tensor([3, 1]), torch.tensor([0, 2])).shape[1] == 4
+    with pytest.raises(tl.FieldError, match="Expected (ids|offsets)"):
+        model(torch.tensor(ids), torch.tensor(offsets))
 
 
 def test_a_model_with_code_in_its_name_is_only_called_so(copy, monkeypatch):

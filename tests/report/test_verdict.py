@@ -37,6 +37,8 @@ def test_nothing_to_drop_is_said_so():
     for field in record["fields"]:
         field["kept"] = True
     assert verdict.headline(record) == "All 12 fields stay."
+    record["fields"] = record["fields"][:1]
+    assert verdict.headline(record) == "The only field stays."
 
 
 def test_protected_fields_count_as_kept():

@@ -290,11 +290,16 @@ def test_what_depends_on_the_environment_keeps_its_own_python(monkeypatch):
         def forward(self, batch):
             return self.deep(self.embed(batch)) * (2 if torch.get_default_dtype() == torch.float64 else 1)
 
-    for kind in (Configured, OfTheDefault):
+    class OfTheType(Ranker):
+        def forward(self, batch):
+            return self.deep(self.embed(batch)) * (2 if isinstance(batch["user"], torch.IntTensor) else 1)
+
+    for kind in (Configured, OfTheDefault, OfTheType):
         plugin, selection, small = pruned(kind())
         assert FED in str(tl.plan_of(small))
         monkeypatch.setenv("TORCHLEAP_SCALE", "2")
         assert_same(plugin, selection, small, ids_by_name(7, 9))
+        assert_same(plugin, selection, small, {name: ids.int() for name, ids in ids_by_name(7, 9).items()})
         monkeypatch.delenv("TORCHLEAP_SCALE")
 
 

@@ -107,3 +107,10 @@ def test_a_form_is_found_where_one_axis_tells_what_is_there():
     mask[0, 0] = False
     assert form_of(mask) is None
     assert Form(1, (2, 5, 9)).places([5, 7, 9]) == [1, 2]
+
+
+@pytest.mark.parametrize("example", [torch.randn(4, 3), (torch.randn(4, 20), 1), "a batch"])
+def test_an_example_that_the_model_does_not_take_is_one_clear_sentence(example):
+    _, plugin, _ = attached("wide_deep")
+    with pytest.raises(tl.SurgeryError, match="The model does not take the example \\(.*Give a batch as forward"):
+        plugin.plan(plugin.select(share=0.6), example=example)

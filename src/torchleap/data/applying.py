@@ -228,6 +228,8 @@ def _known(folder: Path, content: dict[str, Any]) -> tuple[_Known, ...]:
     wrong = [name for name, found in files.items() if hashlib.sha256(found).hexdigest() != content["files"][name]]
     if wrong or key_of({name: value for name, value in content.items() if name != "key"}) != content["key"]:
         raise ValueError(f"{(wrong or [MANIFEST])[0]} is not what was written")
+    if not content["columns"]:
+        raise ValueError("it has no columns")
     frames = {name: _frame(name, found) for name, found in files.items()}
 
     def known(number: int) -> _Known:

@@ -268,10 +268,10 @@ class Numbers(Encoder):
     def encode(self, raw: Array, learnt: Learnt) -> Array:
         values = self._transform(raw)
         if "knots" in learnt.numbers:
-            values = _rank(values, np.array(learnt.numbers["knots"]))
+            values = _rank(values, np.array(learnt.numbers["knots"], dtype=np.float64))
         elif "shift" in learnt.numbers:
             with np.errstate(over="ignore"):
-                values = (values - np.array(learnt.numbers["shift"])) / learnt.numbers["scale"][0]
+                values = (values - np.array(learnt.numbers["shift"], dtype=np.float64)) / learnt.numbers["scale"][0]
         else:  # no train row has a value, so nothing is known about those of others
             values = np.where(np.isnan(values), np.nan, 0.0)
         found = np.empty((len(raw), learnt.slots), dtype=np.float32)

@@ -2,6 +2,7 @@
 
 import json
 import mmap
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
@@ -16,7 +17,7 @@ from torch import Tensor
 from torch.utils.data import IterableDataset, get_worker_info
 
 from .. import ranks
-from ..errors import DataError, FieldError, is_whole, nearest, refuse_settings, shown
+from ..errors import DataError, FieldError, is_number, is_whole, nearest, refuse_settings, shown
 from ..fields import Field, Fields
 from ..selection import Selection
 from ..text import first_line, plural, table
@@ -43,6 +44,16 @@ class TaskColumn:
     common: float
     numbers: dict[str, list[float]]
 
+    def __post_init__(self) -> None:
+        """Refuse what no train rows can have taught; a file may say anything."""
+        counts = (self.slots - 1, self.width, self.categories)
+        fits = all(is_whole(count) and 0 <= count < 1 << 40 for count in counts)
+        fits = fits and all(is_number(share) and 0 <= share < 1 << 40 for share in (self.missing, self.common))
+        fits = fits and (self.is_ids or self.width == self.slots)
+        self.column.name.encode()  # raises on what is not text, or cannot be written
+        if not fits or not _are_numbers(self.numbers, self.slots):
+            raise ValueError(f"what it says about the column {self.column.name!r:.80} cannot be learnt from rows")
+
     @property
     def name(self) -> str:
         """Its name, which is also its field's."""
@@ -52,6 +63,19 @@ class TaskColumn:
     def is_ids(self) -> bool:
         """Whether its rows are ids; else they are numbers."""
         return self.categories > 0
+
+
+def _are_numbers(numbers: Any, slots: int) -> bool:
+    """Say whether a column of so many slots can be scaled by these; the last slot may say whether a value is missing."""
+    if not isinstance(numbers, dict) or not all(isinstance(values, list) and values for values in numbers.values()):
+        return False
+    if not all(is_number(value) and abs(value) <= sys.float_info.max for values in numbers.values() for value in values):
+        return False
+    if "knots" in numbers:
+        return slots in (1, 2)
+    if numbers.keys() == {"shift", "scale"}:
+        return len(numbers["shift"]) in (slots, slots - 1) and len(numbers["scale"]) == 1 and numbers["scale"][0] > 0
+    return not numbers
 
 
 @dataclass(frozen=True)
@@ -133,6 +157,7 @@ class Task:
             for number, record in enumerate(content["columns"]):
                 learnt = record.pop("learnt")
                 columns.append(TaskColumn(Column(**record), f"{number}.bin", **learnt))
+            _check_record(content)
             _check_sizes(columns, content["rows"], content["files"])
             return cls(folder, tuple(columns), content["rows"], content["roles"], keep, files=dict(content["files"]))
         except (KeyError, TypeError, AttributeError, ValueError) as error:
@@ -237,6 +262,15 @@ class Task:
             for c in self.columns
         ]
         return f"{self!r}\n{table(['field', 'kind', 'width', 'ids', 'missing', 'most common'], cells)}"
+
+
+def _check_record(content: dict[str, Any]) -> None:
+    """Refuse files without a size and a checksum, and a task without a label."""
+    for name, found in content["files"].items():
+        if not isinstance(found, list) or len(found) != 2 or not all(map(is_whole, found)):
+            raise TypeError(f"expected a size and a checksum of {name!r:.40}")
+    if not isinstance(content["roles"]["label"], str):
+        raise TypeError("expected the name of the label")
 
 
 def _check_sizes(columns: Sequence[TaskColumn], rows: Any, files: Any) -> None:

@@ -35,7 +35,7 @@ _DESCRIBED = (
 )
 _DAMAGES = (
     *(KeyError, TypeError, ValueError, AttributeError, RuntimeError, IndexError, AssertionError, OSError),
-    *(OverflowError, MemoryError),  # a RecursionError is a RuntimeError
+    *(ArithmeticError, MemoryError),  # a RecursionError is a RuntimeError
 )
 WEIGHTS = "model.safetensors"
 MANIFEST = "manifest.json"

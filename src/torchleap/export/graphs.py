@@ -102,6 +102,8 @@ def describe_layers(model: nn.Module, nodes: Sequence[Sequence[Any]]) -> dict[st
     """Describe the layers that nodes of a description call, as they are now."""
     if model._forward_pre_hooks or model._forward_hooks:
         raise SurgeryError("the hooks on the model")
+    if type(model).__call__ is not nn.Module.__call__:
+        raise SurgeryError("a __call__() of its own")
     called = [str(target) for _, op, target, *_ in nodes if op == "call_module"]
     return {path: _describe(model.get_submodule(path)) for path in called}
 

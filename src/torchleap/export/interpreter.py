@@ -11,6 +11,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
+from .bags import refuse_outside
+
 FUNCTION, METHOD, LAYER, ATTRIBUTE = range(4)
 
 
@@ -141,6 +143,8 @@ class Program:
                 layer = model
                 for name in target:
                     layer = layer._modules[name]  # type: ignore[assignment]
+                if type(layer) is nn.EmbeddingBag and not compiling:
+                    refuse_outside(layer, taken, fixed)
                 found = layer(*taken, **fixed)
             elif kind == METHOD:
                 found = getattr(taken[0], target)(*taken[1:], **fixed)

@@ -22,7 +22,8 @@ def headline(record: Mapping[str, Any]) -> str:
         return f"This result cannot be trusted: {_named(leaks(record))} the label away."
     if not dropped:
         reason = dig(record, "undecided")
-        return f"All {plural(total, 'field')} stay: {reason}." if reason else f"All {plural(total, 'field')} stay."
+        stay = "The only field stays" if total == 1 else f"All {plural(total, 'field')} stay"
+        return f"{stay}: {reason}." if reason else f"{stay}."
     subject = f"{dropped:,} of {plural(total, 'field')} can go"
     would = f"{dropped:,} of {plural(total, 'field')} would go"
     metric = metric_word(dig(record, "metrics", "difference", "metric") or "auc")

@@ -26,6 +26,11 @@ _CHANGES = {
 }
 _LEAVES = (nn.Module, Tensor, type, ModuleType, FunctionType, BuiltinFunctionType, MethodType)
 _PLAIN = (bool, int, float, str, type(None))
+_SETTINGS = {"environ", "getenv", "get_default_dtype"}
+_TYPES = {
+    *("FloatTensor", "DoubleTensor", "HalfTensor", "BFloat16Tensor"),
+    *("LongTensor", "IntTensor", "ShortTensor", "CharTensor", "ByteTensor", "BoolTensor"),
+}
 _MOST = 1000  # elements of a container that are looked into
 _DEPTH = 4
 
@@ -158,8 +163,12 @@ def globals_read(module: nn.Module) -> Iterator[tuple[str, str, Any]]:
 
 
 def reads_environment(module: nn.Module) -> bool:
-    """Say whether a module's code asks for what a process may change at any time."""
-    return any({"environ", "getenv", "get_default_dtype"} & set(code.co_names) for code, _ in _codes(module))
+    """Say whether code asks for what a process may change at any time, or for types that no trace can answer.
+
+    `isinstance(x, torch.DoubleTensor)` asks for a dtype, but is False of everything that stands for a tensor.
+    """
+    names = [set(code.co_names) for code, _ in _codes(module)]
+    return any(_SETTINGS & own or ("isinstance" in own and _TYPES & own) for own in names)
 
 
 def expect_globals(expected: tuple[tuple[str, str, Any], ...]) -> None:

@@ -10,7 +10,7 @@ import torch
 from torch import fx, nn
 from torch.utils._pytree import tree_leaves
 
-from ..errors import FieldError, SurgeryError
+from ..errors import FieldError, SurgeryError, TorchleapError
 from ..gates import LeAP
 from ..keyed import is_jagged, is_sharded, rows_of
 from ..selection import Selection
@@ -153,7 +153,7 @@ class Surgery:
         self.affine = (scale, shift if fill == "mean" else torch.where(kept.to(shift.device), shift, 0))
         self.given = example
         example = few_rows(example)
-        self.exact = self.masked(example)
+        self.exact = self._on_example(example)
         leaves_of(self.exact)  # raises if it cannot be compared
         self.reference: Callable[[Call], Any] = self.masked
         if fill == "zero":
@@ -161,6 +161,18 @@ class Surgery:
         self.examples = Examples.of(model, gates, example)
         self.expected = self.expect()
         self.other_lengths = self.expect_of_others()
+
+    def _on_example(self, example: Call) -> Any:
+        """Run the model for the first time: it may not take such a batch."""
+        try:
+            return self.masked(example)
+        except TorchleapError:
+            raise
+        except Exception as error:
+            raise SurgeryError(
+                f"The model does not take the example ({type(error).__name__}: {first_line(error)}). "
+                "Give a batch as forward() takes it; a tuple is several arguments."
+            ) from error
 
     def masked(self, example: Call) -> Any:
         """What the model computes with the dropped fields at their means."""

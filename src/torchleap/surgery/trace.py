@@ -197,7 +197,7 @@ def _variables(model: nn.Module, tracer: SiteTracer) -> tuple[tuple[str, str, An
     inside = {inner for _, module in _aside(model, tracer) for inner in module.modules()}
     followed = [module for module in model.modules() if module not in inside]
     if any(reads_environment(module) for module in followed):
-        raise SurgeryError("forward() may depend on the environment or on the default dtype")
+        raise SurgeryError("forward() may depend on the environment, on the default dtype or on types of tensors")
     return tuple(dict.fromkeys(variable for module in followed for variable in globals_read(module)))
 
 
