@@ -70,6 +70,16 @@ def test_columns_that_are_the_same_are_found(tmp_path):
     assert (one.kind, one.text) == ("twin", "same as 'city'")
 
 
+def test_columns_of_one_value_and_of_none_are_found_last(tmp_path):
+    ids = [f"k{row}" for row in range(ROWS)]
+    about = found(tmp_path, country=["IT"] * ROWS, note=[None] * ROWS, key=ids)
+    assert [(one.kind, one.column, one.text) for one in about[1:]] == [
+        ("constant", "country", "constant"),
+        ("constant", "note", "all missing"),
+    ]
+    assert about[1].cure == "It says nothing; leave it out: drop=['country']."
+
+
 def test_a_name_that_stands_twice_is_found(tmp_path):
     renamed = found(tmp_path, head="click;x;city;city", other=np.random.default_rng(1).integers(0, 50, ROWS))
     assert [(one.kind, one.column) for one in renamed] == [("renamed", "city_duplicated_0")]

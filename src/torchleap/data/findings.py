@@ -3,15 +3,15 @@
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 import polars as pl
 
 from ..errors import shown
 from ..text import plural
 
-Kind = Literal["leak", "header", "number", "mixed", "date", "renamed", "rows", "id", "twin"]
-ORDER: tuple[Kind, ...] = ("leak", "header", "number", "mixed", "date", "renamed", "rows", "id", "twin")  # the worst first
+Kind = Literal["leak", "header", "number", "mixed", "date", "renamed", "rows", "id", "twin", "constant"]
+ORDER: tuple[Kind, ...] = get_args(Kind)  # the worst first
 MOSTLY = 0.95  # of the values of a column, which may hold a few strays
 REPEATED = 0.01  # of the rows, from which on repeated ones are worth a word
 

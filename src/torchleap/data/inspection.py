@@ -284,7 +284,7 @@ def _findings(seen: _Seen, source: Source, target: pl.Series | None, known: dict
     if target is not None and target.name == seen.name:
         known.setdefault(seen.identity(), seen.name)  # as it stands in the file, before a threshold
         return []
-    found = [*_twin_findings(seen, target, known), *_mixed_findings(seen, source)]
+    found = [*_constant_findings(seen), *_twin_findings(seen, target, known), *_mixed_findings(seen, source)]
     if seen.kind == "categorical":
         found += text_findings(seen.name, seen.values.gather(np.flatnonzero(seen.counts)).drop_nulls())
     if _is_an_id(seen) and not any(one.kind in ("number", "date") for one in found):
@@ -302,7 +302,7 @@ def _findings(seen: _Seen, source: Source, target: pl.Series | None, known: dict
 def _facts(seen: _Seen, source: Source, target: pl.Series | None, found: Sequence[Finding]) -> ColumnFacts:
     values, row = seen.values, int(seen.counts.argmax())
     is_label = target is not None and target.name == seen.name
-    notes = (*_shape_notes(seen), *(one.text for one in found), *_value_notes(seen, source))
+    notes = tuple(dict.fromkeys((*_shape_notes(seen), *(one.text for one in found), *_value_notes(seen, source))))
     value = values[row].to_list() if isinstance(values[row], pl.Series) else values[row]
     kind = "label" if is_label else seen.kind
     missing, common = values.null_count() / len(values), float(seen.counts[row] / len(values))
@@ -324,6 +324,13 @@ def _shape_notes(seen: _Seen) -> Iterator[str]:
         yield "all missing" if missing else "constant"
     elif most >= DEFAULT * rows:
         yield f"{'missing' if most == missing else 'the same value'} in {_percent(most / rows)} of rows"
+
+
+def _constant_findings(seen: _Seen) -> Iterator[Finding]:
+    """Yield a finding if all rows are the same."""
+    if int(seen.counts.max()) == len(seen.values):
+        text = "all missing" if seen.values.null_count() else "constant"
+        yield Finding("constant", seen.name, text, leave_out(seen.name, "It says nothing; leave it out"))
 
 
 def _is_an_id(seen: _Seen) -> bool:
