@@ -8,8 +8,8 @@ from torch import nn
 
 import torchleap as tl
 from tests.architectures import ARCHITECTURES, attached
-from tests.surgery.test_layers import Head
 from tests.surgery.test_prune import CODE, COLUMNS, LAYERS, Code, Layers
+from tests.surgery.test_traps import Trap
 from tests.surgery.unchecked import cut_exactly, keeping, trained
 from torchleap.surgery.facts import Form
 from torchleap.surgery.plan import Surgery
@@ -46,7 +46,7 @@ def test_the_rules_are_exact_for_every_piece_of_code(name, per_dimension, monkey
 def behind(function, width, **layers):
     """A model that does this to its columns, and reads a weight for each of them."""
     weight = nn.Parameter(torch.rand(COLUMNS) + 0.5)
-    return Head(function, width, weight=weight, **layers)
+    return Trap(function, width, weight=weight, **layers)
 
 
 def test_a_parameter_that_is_also_read_whole_is_not_cut(monkeypatch):
@@ -56,7 +56,7 @@ def test_a_parameter_that_is_also_read_whole_is_not_cut(monkeypatch):
 
 @pytest.mark.parametrize("shape", [(COLUMNS,), (1, COLUMNS)])
 def test_a_parameter_that_is_broadcast_over_the_rows_is_cut(shape, monkeypatch):
-    model = Head(lambda m, x: x * m.weight, COLUMNS, weight=nn.Parameter(torch.rand(shape) + 0.5))
+    model = Trap(lambda m, x: x * m.weight, COLUMNS, weight=nn.Parameter(torch.rand(shape) + 0.5))
     plugin, make = trained(model, at="fields", side="output")
     assert cut_exactly(monkeypatch, plugin, make).weight.shape == (*shape[:-1], 12)
 
