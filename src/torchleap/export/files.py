@@ -1,7 +1,7 @@
 """save and load: a folder with the weights (safetensors) and a manifest (JSON) that says what was dropped, and why.
 
 Loading runs no code: weights are plain numbers, and the manifest's list of layers and operations is checked and interpreted.
-The folder appears whole or not at all, and a damaged one is refused.
+The folder is written atomically, and a damaged one is refused.
 """
 
 import hashlib
