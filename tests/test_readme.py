@@ -4,6 +4,7 @@ import re
 from pathlib import Path
 
 import pytest
+from torch import nn
 
 ROOT = Path(__file__).parent.parent
 
@@ -52,6 +53,14 @@ def test_docs(path, monkeypatch, tmp_path, capsys):
     assert blocks(path, "python")
     namespace, _ = run(path, monkeypatch, tmp_path, capsys)
     assert "plugin" in namespace or "task" in namespace
+
+
+def test_the_page_about_surgery_adds_a_rule(monkeypatch, tmp_path, capsys):
+    registry = pytest.importorskip("torchleap.surgery.rules.registry")
+    monkeypatch.setitem(registry.LAYERS, nn.PReLU, registry.OPAQUE)  # the page's rule goes again
+    _, printed = run("docs/surgery.md", monkeypatch, tmp_path, capsys)
+    plans = [block for block in blocks("docs/surgery.md", "text") if block.startswith("Plan")]
+    assert printed == "".join(plans)
 
 
 def test_the_main_code_block_is_ten_lines():
