@@ -8,9 +8,11 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
-from .errors import FieldError, SelectionError, is_number
+from ._common.checks import is_number
+from ._common.errors import FieldError, SelectionError
+from ._common.files import read_json, write_whole
+from ._common.text import plural, table
 from .fields import Field, Fields
-from .text import plural, read_json, table, write_whole
 
 FORMAT = 1
 _FIELD_KEYS = {"name", "width", "cost", "protected", "group"}
@@ -40,7 +42,9 @@ class Selection:
                 f"but found {len(self.score)} scores and {len(self.keep)} decisions."
             )
         if not any(self.keep):
-            raise SelectionError("A selection must keep at least one field, but this one keeps none.")
+            raise SelectionError(
+                "A selection must keep at least one field, but this one keeps none."
+            )
         object.__setattr__(self, "settings", MappingProxyType(_plain(self.settings)))
 
     @property
@@ -51,7 +55,9 @@ class Selection:
     @property
     def dropped(self) -> tuple[str, ...]:
         """The names of the dropped fields, in field order."""
-        return tuple(name for name, keep in zip(self.fields.names, self.keep, strict=True) if not keep)
+        return tuple(
+            name for name, keep in zip(self.fields.names, self.keep, strict=True) if not keep
+        )
 
     @property
     def scores(self) -> dict[str, float]:
@@ -75,8 +81,14 @@ class Selection:
         return Selection, (self.fields, self.score, self.keep, self.method, dict(self.settings))
 
     def __str__(self) -> str:
-        rows = sorted(zip(self.fields, self.score, self.keep, strict=True), key=lambda row: (not row[2], -row[1], row[0].name))
-        cells = [[f.name, f"{score:.4f}", str(f.width), "kept" if keep else "dropped"] for f, score, keep in rows]
+        rows = sorted(
+            zip(self.fields, self.score, self.keep, strict=True),
+            key=lambda row: (not row[2], -row[1], row[0].name),
+        )
+        cells = [
+            [f.name, f"{score:.4f}", str(f.width), "kept" if keep else "dropped"]
+            for f, score, keep in rows
+        ]
         return f"{self!r}\n{table(['field', 'score', 'width', ''], cells)}"
 
     def __repr__(self) -> str:
@@ -89,9 +101,16 @@ class Selection:
         """A plain dict: what `save` writes."""
         records = [
             {**record, "score": score, "kept": keep}
-            for record, score, keep in zip(self.fields.to_json(), self.score, self.keep, strict=True)
+            for record, score, keep in zip(
+                self.fields.to_json(), self.score, self.keep, strict=True
+            )
         ]
-        return {"format": FORMAT, "method": self.method, "settings": dict(self.settings), "fields": records}
+        return {
+            "format": FORMAT,
+            "method": self.method,
+            "settings": dict(self.settings),
+            "fields": records,
+        }
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write JSON; the file appears whole or not at all."""
@@ -112,13 +131,25 @@ class Selection:
 
     @classmethod
     def _from_json(cls, content: Any, path: str) -> "Selection":
-        if not isinstance(content, dict) or type(content.get("format")) is not int or content["format"] != FORMAT:
-            found = content.get("format", "none") if isinstance(content, dict) else type(content).__name__
+        if (
+            not isinstance(content, dict)
+            or type(content.get("format")) is not int
+            or content["format"] != FORMAT
+        ):
+            found = (
+                content.get("format", "none")
+                if isinstance(content, dict)
+                else type(content).__name__
+            )
             raise SelectionError(
                 f"{path}: expected a selection of format {FORMAT}, but found {found!r}. Write it anew with save()."
             )
         records: Any = content.get("fields")
-        well_formed = set(content) == _KEYS and isinstance(records, list) and isinstance(content["settings"], dict)
+        well_formed = (
+            set(content) == _KEYS
+            and isinstance(records, list)
+            and isinstance(content["settings"], dict)
+        )
         if not well_formed or not isinstance(content["method"], str):
             raise SelectionError(
                 f"{path}: expected the keys {sorted(_KEYS)}, but found {sorted(content)}, or values of other types."
@@ -126,7 +157,12 @@ class Selection:
         for record in records:
             _check_record(record, path)
         try:
-            fields = Fields([Field(**{key: record[key] for key in _FIELD_KEYS & set(record)}) for record in records])
+            fields = Fields(
+                [
+                    Field(**{key: record[key] for key in _FIELD_KEYS & set(record)})
+                    for record in records
+                ]
+            )
         except FieldError as error:
             raise SelectionError(f"{path}: {error}") from error
         score, keep = tuple(float(r["score"]) for r in records), tuple(r["kept"] for r in records)
@@ -143,9 +179,13 @@ def _number(value: Any) -> Any:
 def _plain(settings: Mapping[str, Any]) -> dict[str, Any]:
     """The settings as JSON knows them, so that a saved selection equals the one that was saved."""
     try:
-        plain: dict[str, Any] = json.loads(json.dumps(dict(settings), allow_nan=False, default=_number))
+        plain: dict[str, Any] = json.loads(
+            json.dumps(dict(settings), allow_nan=False, default=_number)
+        )
     except (TypeError, ValueError) as error:
-        raise SelectionError(f"Expected settings of plain numbers, strings, lists and dicts, but {error}.") from error
+        raise SelectionError(
+            f"Expected settings of plain numbers, strings, lists and dicts, but {error}."
+        ) from error
     return plain
 
 
@@ -173,7 +213,9 @@ def select(
     """
     _check_scores(fields, scores)
     rules = {"threshold": threshold, "share": share, "dims": dims, "cost": cost}
-    given = {name: value for name, value in rules.items() if value is not None} or {"threshold": 0.5}
+    given = {name: value for name, value in rules.items() if value is not None} or {
+        "threshold": 0.5
+    }
     if len(given) > 1:
         raise SelectionError(
             f"Expected one of threshold, share, dims and cost, but found {' and '.join(given)}. Give one of them."
@@ -183,7 +225,12 @@ def select(
         raise SelectionError(f"{rule} must be a number, but is {limit!r}.")
     teams = _ranked_teams(fields, scores)
     if rule == "threshold":
-        kept = {f.name for team in teams for f in team if team[0].protected or max(scores[m.name] for m in team) >= limit}
+        kept = {
+            f.name
+            for team in teams
+            for f in team
+            if team[0].protected or max(scores[m.name] for m in team) >= limit
+        }
         best = max(scores.values())
         hint = f"No field scores {limit} or more; the best score is {best:.4f}. Lower threshold=, or give share=."
     else:
@@ -199,7 +246,9 @@ def select(
     )
 
 
-def _within_budget(fields: Fields, teams: list[tuple[Field, ...]], rule: str, limit: float) -> tuple[set[str], str]:
+def _within_budget(
+    fields: Fields, teams: list[tuple[Field, ...]], rule: str, limit: float
+) -> tuple[set[str], str]:
     """Fill the budget, best team first; and what to say if nothing fits."""
     if rule == "share":
         if not 0 < limit <= 1:
@@ -213,7 +262,9 @@ def _within_budget(fields: Fields, teams: list[tuple[Field, ...]], rule: str, li
         budget = limit * (1 + 1e-9)  # three costs of 0.1 are no more than 0.3
     spent = sum(price(f) for team in teams for f in team if f.protected)
     if spent > budget and rule != "share":
-        raise SelectionError(f"The protected fields alone take {spent:g} of {rule}={limit:g}. Raise it, or protect fewer fields.")
+        raise SelectionError(
+            f"The protected fields alone take {spent:g} of {rule}={limit:g}. Raise it, or protect fewer fields."
+        )
     kept = {f.name for team in teams for f in team if f.protected}
     for team in teams:
         extra = sum(price(f) for f in team)
@@ -239,7 +290,11 @@ def _ranked_teams(fields: Fields, scores: Mapping[str, float]) -> list[tuple[Fie
         teams.append(tuple(Field(f.name, f.width, f.cost, protected, f.group) for f in members))
 
     def rank(team: tuple[Field, ...]) -> tuple[float, float, str]:
-        return (-max(scores[f.name] for f in team), sum(f.cost or 0.0 for f in team), min(f.name for f in team))
+        return (
+            -max(scores[f.name] for f in team),
+            sum(f.cost or 0.0 for f in team),
+            min(f.name for f in team),
+        )
 
     return sorted(teams, key=rank)
 
@@ -249,7 +304,9 @@ def _check_scores(fields: Fields, scores: Mapping[str, float]) -> None:
         fields.index(name)  # raises with the nearest names
     missing = [name for name in fields.names if name not in scores]
     if missing:
-        raise SelectionError(f"Expected a score for every field, but {', '.join(map(repr, missing[:5]))} has none.")
+        raise SelectionError(
+            f"Expected a score for every field, but {', '.join(map(repr, missing[:5]))} has none."
+        )
     bad = [name for name in fields.names if not math.isfinite(scores[name])]
     if bad:
         raise SelectionError(f"Expected finite scores, but that of {bad[0]!r} is {scores[bad[0]]}.")
@@ -257,13 +314,19 @@ def _check_scores(fields: Fields, scores: Mapping[str, float]) -> None:
 
 def _check_record(record: Any, path: str) -> None:
     if not isinstance(record, dict) or not {"name", "width", "score", "kept"} <= set(record):
-        raise SelectionError(f"{path}: expected name, width, score and kept in each field, but found {record!r}.")
+        raise SelectionError(
+            f"{path}: expected name, width, score and kept in each field, but found {record!r}."
+        )
     unknown = set(record) - _FIELD_KEYS - {"score", "kept"}
     if unknown:
-        raise SelectionError(f"{path}: field {record['name']!r} has the unknown key {sorted(unknown)[0]!r}.")
+        raise SelectionError(
+            f"{path}: field {record['name']!r} has the unknown key {sorted(unknown)[0]!r}."
+        )
     score = record["score"]
     if not isinstance(record["kept"], bool) or not is_number(score) or not math.isfinite(score):
-        raise SelectionError(f"{path}: field {record['name']!r} needs a finite number as score and true or false as kept.")
+        raise SelectionError(
+            f"{path}: field {record['name']!r} needs a finite number as score and true or false as kept."
+        )
 
 
 def _refuse_other_fields(found: Fields, expected: Fields, path: str) -> None:
@@ -273,7 +336,9 @@ def _refuse_other_fields(found: Fields, expected: Fields, path: str) -> None:
                 f"{path} selects among other fields: {f.name!r} is not one of these {plural(len(expected), 'field')}."
             )
         if f.width != expected[f.name].width:
-            raise SelectionError(f"{path}: {f.name!r} is {f.width} wide, but here it is {expected[f.name].width} wide.")
+            raise SelectionError(
+                f"{path}: {f.name!r} is {f.width} wide, but here it is {expected[f.name].width} wide."
+            )
     if len(found) != len(expected):
         missing = next(name for name in expected.names if name not in found)
         raise SelectionError(f"{path} selects among other fields: it does not know {missing!r}.")

@@ -1,0 +1,1 @@
+"""Errors, atomic files, checks of settings, optional imports and text."""
