@@ -12,6 +12,7 @@ ROOMS = (
     "sealed",
     "settings",
     "fields",
+    "objectives",
     "metrics",
     "ranks",
     "keyed",
