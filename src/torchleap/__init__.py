@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from .fields import Field, Fields
     from .gates.leap import LeAP
     from .gates.optimizer import GateOptimizer
-    from .objectives import auc, gauc, log_loss, s_auc
+    from .objectives import Metric, Objective, auc, gauc, log_loss, s_auc
     from .pipeline.decide import Decision, decide
     from .pipeline.search import retrain, search
     from .pipeline.serve import Served
@@ -58,6 +58,8 @@ _NAMES = {
     "LazyAdam": "training.lazy_adam",
     "LeAP": "gates.leap",
     "LearnGates": "training.stream",
+    "Metric": "objectives",
+    "Objective": "objectives",
     "Plan": "surgery",
     "Plugin": "plugin",
     "Report": "report",
@@ -112,7 +114,9 @@ __all__ = [
     "LazyAdam",
     "LeAP",
     "LearnGates",
+    "Metric",
     "MetricError",
+    "Objective",
     "Plan",
     "Plugin",
     "RemovedTableError",
