@@ -14,7 +14,7 @@ import torchleap as tl
 from torchleap import selecting
 from torchleap.methods import LeAP
 from torchleap.searching import suited_batch
-from torchleap.selecting import decide, forget, removal_order
+from torchleap.selecting import decide, forget
 from torchleap.selection import Selection
 from torchleap.serving import Served
 from torchleap.train import Hook, Training, TrainingError, evaluate
@@ -422,14 +422,6 @@ def test_positives_and_findings_are_recorded(task):
     found = decide(task, model="mlp", training=replace(TRAINING, epochs=1), share=0.5, findings=[finding])
     assert found.record["findings"] == [finding]
     assert found.record["task"]["positives"]["test"] == int(task.test.label.sum())
-
-
-def test_ties_go_as_select_has_them(task):
-    scores = dict.fromkeys(task.fields.names, 0.3)
-    order = removal_order(tl.selection.select(task.fields, scores, share=1.0))
-    for share, kept in ((0.75, 3), (0.5, 2), (0.25, 1)):
-        found = tl.selection.select(task.fields, scores, share=share)
-        assert set(found.dropped) == set(order[: 4 - kept])
 
 
 def test_weird_names_come_through(tmp_path):

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from .report import Report
     from .searching import retrain, search
     from .selecting import decide
-    from .selection import Selection
+    from .selection import Rule, Selection
     from .streaming import LearnGates, stream
     from .surgery import Plan
     from .train import Training, fit
@@ -45,7 +45,7 @@ _LATER = {
     **dict.fromkeys(("Training", "fit"), "train"),
     **dict.fromkeys(("LearnGates", "stream"), "streaming"),
     **{"GateOptimizer": "optimizer", "LeAP": "gates", "Plan": "surgery", "Report": "report", "Drift": "drift"},
-    **{"Selection": "selection", "decide": "selecting"},
+    **{"Rule": "selection", "Selection": "selection", "decide": "selecting"},
 }
 
 
@@ -80,6 +80,7 @@ __all__ = [
     "Plugin",
     "RemovedTableError",
     "Report",
+    "Rule",
     "Selection",
     "SelectionError",
     "SurgeryError",
