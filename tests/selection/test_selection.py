@@ -11,6 +11,7 @@ from torchleap.selection import select
 FIELDS = Fields({"user_id": 64, "age": 1, "clicks": 256, "zip": 8})
 SCORES = {"user_id": 0.9, "age": 0.6, "clicks": 0.3, "zip": 0.1}
 
+
 def test_threshold_is_half_unless_given_and_includes_it():
     assert select(FIELDS, SCORES).kept == ("user_id", "age")
     assert select(FIELDS, SCORES, threshold=0.6).kept == ("user_id", "age")
