@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from .pipeline.serve import Served
     from .plugin import Plugin, attach, attached
     from .report import Report
-    from .selection import Selection
+    from .selection import Rule, Selection
     from .surgery import Plan
     from .surgery.plan import plan_of
     from .training import fit as train
@@ -63,6 +63,7 @@ _NAMES = {
     "Plan": "surgery",
     "Plugin": "plugin",
     "Report": "report",
+    "Rule": "selection",
     "Selection": "selection",
     "Served": "pipeline.serve",
     "Training": "training.fit",
@@ -121,6 +122,7 @@ __all__ = [
     "Plugin",
     "RemovedTableError",
     "Report",
+    "Rule",
     "Selection",
     "SelectionError",
     "Served",

@@ -29,7 +29,7 @@ from ..models import Backbone
 from ..models import named as backbone_named
 from ..objectives import Difference, auc, auc_difference, gauc, gauc_difference
 from ..plugin import Plugin, attach, attached
-from ..selection import Selection, select
+from ..selection import Rule, Selection, removal_order, select
 from ..surgery.plan import plan_of
 from ..training.fit import Hook, Training, TrainingError, evaluate, fit, predict
 from .search import RetrainResult, SearchResult, retrain, search, seeded
@@ -252,7 +252,8 @@ class _Work:
         )
         every = found.select(threshold=min(found.scores.values()))
         kept_by = {name: value for name, value in every.settings.items() if name != "threshold"}
-        return replace(every, settings={**kept_by, "threshold": bar or 0.5}), reason
+        wanted = Rule.of(threshold=bar or 0.5)
+        return replace(every, settings={**kept_by, **wanted.to_json()}, rule=wanted), reason
 
     def _too_few(self) -> str | None:
         """Say why the rows that gates and comparison rest on are too few, if they are."""
@@ -334,7 +335,7 @@ class _Work:
 
     def _curve(self, plugin: Plugin, selection: Selection) -> dict[str, Any]:
         """The metric on validation rows while fields are masked, the worst first."""
-        order = removal_order(selection)
+        order = removal_order(selection.fields, selection.scores)
         removed = (
             [round(step * len(order) / POINTS) for step in range(POINTS + 1)]
             if len(order) > POINTS
@@ -541,24 +542,9 @@ def with_means(model: nn.Module, task: Task, seed: int) -> Plugin:
     return plugin
 
 
-def removal_order(selection: Selection) -> list[str]:
-    """The names in the order in which they would go: `select`'s own, from its end; protected fields never do."""
-    fields = [
-        (-score, f.cost or 0.0, f.name)
-        for f, score in zip(selection.fields, selection.score, strict=True)
-        if not f.protected
-    ]
-    order = [name for *_, name in sorted(fields, reverse=True)]
-    return order if len(order) < len(selection.fields) else order[:-1]  # one has to stay
-
-
 def rule_of(selection: Selection) -> dict[str, Any]:
     """The rule that a selection was made by."""
-    return {
-        name: selection.settings[name]
-        for name in ("threshold", "share", "dims", "cost")
-        if name in selection.settings
-    }
+    return {} if selection.rule is None else {**selection.rule.to_json()}
 
 
 def trajectories(history: Sequence[Mapping[str, float]], fields: Fields) -> dict[str, Any] | None:
