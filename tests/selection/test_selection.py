@@ -29,7 +29,13 @@ def test_share_is_not_cheated_by_rounding():
 
 
 @pytest.mark.parametrize(
-    ("dims", "kept"), [(64, ("user_id",)), (72, ("user_id", "age")), (73, ("user_id", "age", "zip")), (9999, FIELDS.names)]
+    ("dims", "kept"),
+    [
+        (64, ("user_id",)),
+        (72, ("user_id", "age")),
+        (73, ("user_id", "age", "zip")),
+        (9999, FIELDS.names),
+    ],
 )
 def test_dims_take_the_best_that_fit(dims, kept):
     selection = select(FIELDS, SCORES, dims=dims)
@@ -86,7 +92,9 @@ def test_jaccard():
 
 def test_save_and_load_round_trip(tmp_path):
     fields = Fields([Field("a", 2, cost=3.5, protected=True, group="g"), Field("b", 1)])
-    selection = select(fields, {"a": 0.25, "b": 0.75}, settings={"alpha": 1e-3, "clip": [1, 2]}, method="leap_base")
+    selection = select(
+        fields, {"a": 0.25, "b": 0.75}, settings={"alpha": 1e-3, "clip": [1, 2]}, method="leap_base"
+    )
     path = tmp_path / "selection.json"
     selection.save(path)
     assert Selection.load(path) == selection
@@ -102,7 +110,9 @@ def test_a_failed_save_leaves_the_old_file(tmp_path, monkeypatch):
     path = tmp_path / "selection.json"
     select(FIELDS, SCORES).save(path)
     before = path.read_text()
-    monkeypatch.setattr(Path, "replace", lambda self, target: (_ for _ in ()).throw(OSError("disk full")))
+    monkeypatch.setattr(
+        Path, "replace", lambda self, target: (_ for _ in ()).throw(OSError("disk full"))
+    )
     with pytest.raises(OSError, match="disk full"):
         select(FIELDS, SCORES, share=0.5).save(path)
     assert path.read_text() == before
@@ -121,8 +131,14 @@ def broken(change):
         (broken(lambda c: c.update(format=2)), "format 1, but found 2"),
         (broken(lambda c: c.update(format=True)), "format 1, but found True"),
         (broken(lambda c: c.update(method=3)), "values of other types"),
-        (broken(lambda c: c["fields"][0].update(score=float("nan"))), "found NaN, which is not a number"),
-        (broken(lambda c: c["fields"][0].update(protected="no")), "protected of 'user_id' must be True or False"),
+        (
+            broken(lambda c: c["fields"][0].update(score=float("nan"))),
+            "found NaN, which is not a number",
+        ),
+        (
+            broken(lambda c: c["fields"][0].update(protected="no")),
+            "protected of 'user_id' must be True or False",
+        ),
         (broken(lambda c: c["fields"][0].update(name=["a"])), "non-empty string"),
         (broken(lambda c: c["fields"][0].update(group=["a"])), "group of 'user_id'"),
         (broken(lambda c: c.pop("format")), "found 'none'"),
@@ -172,18 +188,26 @@ def test_a_file_for_other_fields_is_refused(tmp_path, other):
     [
         (lambda: select(FIELDS, SCORES, threshold=0.5, share=0.5), "threshold and share"),
         (lambda: select(FIELDS, SCORES, threshold=0.95), "best score is 0.9000"),
-        (lambda: select(FIELDS, SCORES, share=0.2), "share=0.2 leaves no field at all. Give at least 0.25"),
+        (
+            lambda: select(FIELDS, SCORES, share=0.2),
+            "share=0.2 leaves no field at all. Give at least 0.25",
+        ),
         (lambda: select(FIELDS, SCORES, share=0.0), "above 0"),
         (lambda: select(FIELDS, SCORES, share=1.5), "not above 1"),
         (lambda: select(FIELDS, SCORES, dims=0), "dims must be above 0, but is 0"),
-        (lambda: select(Fields({"a": 4, "b": 2}), {"a": 1, "b": 0}, dims=1), "leaves no field at all. Give at least 2"),
+        (
+            lambda: select(Fields({"a": 4, "b": 2}), {"a": 1, "b": 0}, dims=1),
+            "leaves no field at all. Give at least 2",
+        ),
         (lambda: select(FIELDS, SCORES, dims="5"), "dims must be a number, but is '5'"),
         (lambda: select(FIELDS, SCORES, threshold=float("nan")), "threshold must be a number"),
         (lambda: select(FIELDS, SCORES, cost=-1), "cost must be above 0"),
         (lambda: select(FIELDS, SCORES, settings={"bad": object()}), "plain numbers, strings"),
         (lambda: select(FIELDS, SCORES, settings={"bad": float("nan")}), "plain numbers, strings"),
         (
-            lambda: select(Fields([Field("a", 9, protected=True), Field("b", 1)]), {"a": 1, "b": 0}, dims=4),
+            lambda: select(
+                Fields([Field("a", 9, protected=True), Field("b", 1)]), {"a": 1, "b": 0}, dims=4
+            ),
             "protected fields alone take 9",
         ),
         (lambda: select(FIELDS, {"user_id": 1.0}), "'age', 'clicks', 'zip' has none"),

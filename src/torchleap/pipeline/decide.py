@@ -20,7 +20,7 @@ from torch import nn
 
 from .._common.checks import is_number, refuse_settings
 from .._common.errors import DataError, MetricError, shown
-from .._common.files import make_folder, replace_file, replace_together, write_whole
+from .._common.files import make_folder, replace_file, replace_together, write_atomically
 from ..data.task import Task, TaskColumn
 from ..distributed import ranks
 from ..fields import Fields
@@ -74,13 +74,15 @@ class Decision:
             for name, value in metrics[part].items()
         }
         save_served(self.model, self.task, self.selection, target, flat)
-        write_whole(target / "metrics.json", json.dumps(metrics, indent=1, allow_nan=False) + "\n")
+        write_atomically(
+            target / "metrics.json", json.dumps(metrics, indent=1, allow_nan=False) + "\n"
+        )
         with replace_file(target / "history.jsonl") as path:
             path.write_text(
                 "".join(json.dumps(record) + "\n" for record in self.record["history"]),
                 encoding="utf-8",
             )
-        write_whole(target / "report.json", json.dumps(self.record, allow_nan=False) + "\n")
+        write_atomically(target / "report.json", json.dumps(self.record, allow_nan=False) + "\n")
 
 
 def decide(
@@ -293,7 +295,7 @@ class _Work:
         plain = {name: None if value is None else float(value) for name, value in rule.items()}
         if rule_before != plain:
             (self.folder / "fine.pt").unlink(missing_ok=True)
-        write_whole(path, json.dumps({"settings": ours, "rule": plain}) + "\n")
+        write_atomically(path, json.dumps({"settings": ours, "rule": plain}) + "\n")
 
     def _settings(self) -> dict[str, Any]:
         """What a run must have in common with its checkpoints."""

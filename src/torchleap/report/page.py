@@ -249,8 +249,16 @@ def _budget(record: Mapping[str, Any]) -> dict[str, Any] | None:
         return None
     least = sum(team.width for team in teams if team.protected) or min(team.width for team in teams)
     kept = sum(f["width"] for f in record["fields"] if decision(f) != "dropped")
-    shown = [{"members": [fields.index(name) for name in team.names], "width": team.width} for team in teams]
-    return {"teams": shown, "least": least, "most": fields.dims, "start": min(max(kept, least), fields.dims)}
+    shown = [
+        {"members": [fields.index(name) for name in team.names], "width": team.width}
+        for team in teams
+    ]
+    return {
+        "teams": shown,
+        "least": least,
+        "most": fields.dims,
+        "start": min(max(kept, least), fields.dims),
+    }
 
 
 def _facts(record: Mapping[str, Any]) -> list[str]:

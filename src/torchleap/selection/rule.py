@@ -9,7 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypedDict, Unpack
 
-from .._common.errors import SelectionError, is_number, nearest
+from .._common.checks import is_number
+from .._common.errors import SelectionError, nearest
 from .rank import Group
 
 

@@ -8,9 +8,12 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Unpack
 
-from .._common.errors import FieldError, SelectionError, is_number
+from .._common.checks import is_number
+from .._common.errors import FieldError, SelectionError
+from .._common.files import write_atomically
+from .._common.plain import read_json
+from .._common.text import plural, table
 from ..fields import Field, Fields
-from .._common.text import plural, read_json, table, write_whole
 from .rank import rank
 from .rule import Limits, Rule
 
@@ -120,7 +123,7 @@ class Selection:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the selection as JSON, atomically."""
-        write_whole(path, json.dumps(self.to_json(), indent=2, allow_nan=False) + "\n")
+        write_atomically(path, json.dumps(self.to_json(), indent=2, allow_nan=False) + "\n")
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], fields: Fields | None = None) -> "Selection":
