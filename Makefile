@@ -3,7 +3,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
 RUN := $(VENV)/bin/python
 READY := $(VENV)/.ready
-KERNEL := $(wildcard src/torchleap/mix/kernel* src/torchleap/data/codes.c src/torchleap/lazy_adam.c src/torchleap/mix/build.py)
+KERNEL := $(wildcard src/torchleap/native/*.c src/torchleap/native/build.py)
 TRITON := .venv-triton
 TORCHREC := .venv-torchrec
 
@@ -64,7 +64,7 @@ $(TRITON)/.ready: pyproject.toml constraints.txt
 # TorchRec asks for gigabytes of CUDA, so it comes without its dependencies, see docs/torchrec.md. No GPU is needed.
 # The tests run examples/torchrec_dlrm.py as well, with two processes.
 test-torchrec: $(TORCHREC)/.ready
-	$(TORCHREC)/bin/python -m pytest tests/torchrec tests/test_keyed.py
+	$(TORCHREC)/bin/python -m pytest tests/torchrec tests/distributed/test_torchrec.py
 
 $(TORCHREC)/.ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(TORCHREC)
@@ -101,4 +101,4 @@ picture: $(READY)
 	$(RUN) examples/demo.py torchleap-demo --picture docs/images/gates.png
 
 clean:
-	rm -rf $(VENV) $(TRITON) $(TORCHREC) src/torchleap/mix/*.so build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(TRITON) $(TORCHREC) src/torchleap/native/*.so build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

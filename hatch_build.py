@@ -16,15 +16,19 @@ class NativeKernel(BuildHookInterface):
         """Called before a wheel or an editable install is put together."""
         if self.target_name != "wheel":
             return
-        folder = Path(self.root) / "src" / "torchleap" / "mix"
+        folder = Path(self.root) / "src" / "torchleap" / "native"
         spec = importlib.util.spec_from_file_location("build_kernel", folder / "build.py")
         module = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
         try:
             built = module.build()
         except OSError as error:
-            sys.stderr.write(f"torchleap installs without its native kernel, which is slower: {error}\n")
+            sys.stderr.write(
+                f"torchleap installs without its native kernel, which is slower: {error}\n"
+            )
             return
         build_data["artifacts"] += [str(path.relative_to(self.root)) for path in built]
         build_data["pure_python"] = False
-        build_data["tag"] = f"py3-none-{sysconfig.get_platform().replace('-', '_').replace('.', '_')}"
+        build_data["tag"] = (
+            f"py3-none-{sysconfig.get_platform().replace('-', '_').replace('.', '_')}"
+        )

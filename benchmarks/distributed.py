@@ -47,15 +47,18 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 from torch.nn.parallel import DistributedDataParallel
 
 import torchleap as tl
-from torchleap.checkpoints import Checkpoints
 from torchleap.mix import Mixed, choose
-from torchleap.stepping import Hook, Run, Training
-from torchleap.streaming import LearnGates, stream
+from torchleap.training.checkpoints import Checkpoints
+from torchleap.training.loop import Hook, Run, Training
+from torchleap.training.stream import LearnGates, stream
 
 SECTIONS = ("step", "bytes", "collective", "checkpoint", "paper")
 VERSIONS = ("alone", "alone, pressure", "ddp", "ddp, pressure", "ddp, penalty")
 HIDDEN = [1024, 512, 256]
-WIDE, NARROW = [24] * 500 + [1, 8, 16, 64] * 3, [16] * 39  # 512 fields, 12,267 dimensions; 39 fields, 624 dimensions
+WIDE, NARROW = (
+    [24] * 500 + [1, 8, 16, 64] * 3,
+    [16] * 39,
+)  # 512 fields, 12,267 dimensions; 39 fields, 624 dimensions
 EVERY = 10  # steps between two checkpoints of the job that is killed
 
 
@@ -91,7 +94,13 @@ def start(job: str, ranks: int, **options: Any) -> list[subprocess.Popen[str]]:
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "WORLD_SIZE": str(ranks)}
     call = [sys.executable, __file__, "--rank-of", job, str(port), json.dumps(options)]
     return [
-        subprocess.Popen(call, env={**environment, "RANK": str(rank)}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        subprocess.Popen(
+            call,
+            env={**environment, "RANK": str(rank)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
         for rank in range(ranks)
     ]
 
@@ -139,7 +148,9 @@ def fields_of(widths: list[int]) -> tl.Fields:
     return tl.Fields({f"f{i}": width for i, width in enumerate(widths)})
 
 
-def make_step(version: str, widths: list[int], hidden: list[int], x: Tensor, y: Tensor) -> Callable[[], None]:
+def make_step(
+    version: str, widths: list[int], hidden: list[int], x: Tensor, y: Tensor
+) -> Callable[[], None]:
     model, plugin, gate_optimizer = network(widths, hidden), None, None
     place, _, gated = version.partition(", ")
     if gated:
@@ -147,7 +158,11 @@ def make_step(version: str, widths: list[int], hidden: list[int], x: Tensor, y: 
     if gated == "pressure":
         assert plugin is not None
         gate_optimizer = plugin.optimizer()
-    learnt = list(model.parameters()) if plugin is None or gated == "penalty" else plugin.model_parameters()
+    learnt = (
+        list(model.parameters())
+        if plugin is None or gated == "penalty"
+        else plugin.model_parameters()
+    )
     optimizer = torch.optim.Adam(learnt, fused=True)
     called = DistributedDataParallel(model) if place == "ddp" else model
 
@@ -169,7 +184,9 @@ def batch_of(widths: list[int], rows: int) -> tuple[Tensor, Tensor]:
     return x, torch.randint(2, (rows, 1)).float()
 
 
-def time_steps(widths: list[int], rows: int, rounds: int, steps: int) -> dict[str, list[tuple[float, float]]]:
+def time_steps(
+    widths: list[int], rows: int, rounds: int, steps: int
+) -> dict[str, list[tuple[float, float]]]:
     """Seconds of a step and of the processor in it, for each version and round; a round is so many steps of each."""
     x, y = batch_of(widths, rows)
     versions = {version: make_step(version, widths, HIDDEN, x, y) for version in VERSIONS}
@@ -178,29 +195,44 @@ def time_steps(widths: list[int], rows: int, rounds: int, steps: int) -> dict[st
         for version in (*VERSIONS[turn % len(VERSIONS) :], *VERSIONS[: turn % len(VERSIONS)]):
             meet()
             began, worked = time.perf_counter(), time.process_time()
-            for _ in range(steps if turn else 2):  # the first round warms up; DDP lays its buckets out anew in the second step
+            for _ in range(
+                steps if turn else 2
+            ):  # the first round warms up; DDP lays its buckets out anew in the second step
                 versions[version]()
             meet()
             if turn:
-                seconds[version].append(((time.perf_counter() - began) / steps, (time.process_time() - worked) / steps))
+                seconds[version].append(
+                    ((time.perf_counter() - began) / steps, (time.process_time() - worked) / steps)
+                )
     return seconds
 
 
 def step_section(quick: bool) -> None:
-    print(f"\nstep, two processes, MLP {'-'.join(map(str, HIDDEN))}: the step with gates, as a ratio to the one without")
-    print(f"{'':49}{'':16}{'bare ms':>9}{'ratio':>8}{'quartiles':>14}{'fastest':>9}{'processor':>11}")
+    print(
+        f"\nstep, two processes, MLP {'-'.join(map(str, HIDDEN))}: the step with gates, as a ratio to the one without"
+    )
+    print(
+        f"{'':49}{'':16}{'bare ms':>9}{'ratio':>8}{'quartiles':>14}{'fastest':>9}{'processor':>11}"
+    )
     for name, widths in (("512 fields", WIDE), ("39 fields", NARROW)):
         for rows in (512,) if quick else (512, 2048):
             rounds, steps = (9, 1) if widths is WIDE else (161, 2048 // rows)
-            rounds = 3 if quick else rounds if rows == 512 else rounds // 2  # a step of 2,048 rows is long enough to be steady
+            rounds = (
+                3 if quick else rounds if rows == 512 else rounds // 2
+            )  # a step of 2,048 rows is long enough to be steady
             found = run("time_steps", widths=widths, rows=rows, rounds=rounds, steps=steps)
             title = f"{name}, {sum(widths):,} dimensions, batch {rows} a rank"
             for version in VERSIONS:
                 place, _, gated = version.partition(", ")
                 if gated:
-                    print(f"{title:49}{version:16}{compared(found[version], found[place])}", flush=True)
+                    print(
+                        f"{title:49}{version:16}{compared(found[version], found[place])}",
+                        flush=True,
+                    )
                     title = ""
-    print("fastest: the ratio of the shortest steps; processor: the median ratio of the first rank's processor time")
+    print(
+        "fastest: the ratio of the shortest steps; processor: the median ratio of the first rank's processor time"
+    )
 
 
 def compared(gated: list[tuple[float, float]], bare: list[tuple[float, float]]) -> str:
@@ -244,7 +276,9 @@ def count_buckets(model: DistributedDataParallel) -> Counter[str]:
     def send(_: None, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
         buffer = bucket.buffer()
         found.update(buckets=1, bytes=buffer.numel() * buffer.element_size())
-        work = dist.group.WORLD.allreduce([buffer.div_(dist.get_world_size())])  # past what counted() counts
+        work = dist.group.WORLD.allreduce(
+            [buffer.div_(dist.get_world_size())]
+        )  # past what counted() counts
         return work.get_future().then(lambda done: done.value()[0])
 
     model.register_comm_hook(None, send)
@@ -259,7 +293,9 @@ def count_bytes(widths: list[int]) -> dict[str, float]:
         model = network(widths, [8])
         plugin = tl.attach(model, fields_of(widths), at="0", seed=0) if gated else None
         called: nn.Module = DistributedDataParallel(model) if dist.is_initialized() else model
-        buckets = count_buckets(called) if isinstance(called, DistributedDataParallel) else Counter()
+        buckets = (
+            count_buckets(called) if isinstance(called, DistributedDataParallel) else Counter()
+        )
         optimizer = None if plugin is None else plugin.optimizer()
         steps = 2 * turns(len(widths), sum(widths))
 
@@ -293,7 +329,9 @@ class Made:
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
         while True:
             self.place += 1
-            x = torch.randn(self.rows, self.columns, generator=torch.Generator().manual_seed(self.place))
+            x = torch.randn(
+                self.rows, self.columns, generator=torch.Generator().manual_seed(self.place)
+            )
             yield x, (x[:, :1] > 0).float()
 
     def state_dict(self) -> dict[str, int]:
@@ -325,7 +363,12 @@ def bytes_section(quick: bool) -> None:
         f"{'':38}{'ranks':>6}{'gates: calls':>14}{'bytes':>10}{'formula':>10}{'limit':>9}"
         f"{'+gradient':>11}{'formula':>9}{'DDP: calls':>12}{'bytes':>11}{'first step':>12}{'formula':>10}"
     )
-    shapes = {"39 fields x 16": NARROW, "512 fields x 1": [1] * 512, "512 fields": WIDE, "4,096 fields x 24": [24] * 4096}
+    shapes = {
+        "39 fields x 16": NARROW,
+        "512 fields x 1": [1] * 512,
+        "512 fields": WIDE,
+        "4,096 fields x 24": [24] * 4096,
+    }
     for ranks in (2,) if quick else (1, 2, 8):
         for name, widths in list(shapes.items())[: 3 if quick else 4]:
             found = Counter(run("count_bytes", ranks=ranks, widths=widths))
@@ -381,26 +424,46 @@ def time_collective(counts: list[int], rounds: int) -> dict[str, dict[str, float
                 if turn and repeat:
                     sums[fields].append(middle - began)
                     alls[fields].append(ended - again)
-    return {kind: {str(n): statistics.median(found[n]) for n in counts} for kind, found in (("sum", sums), ("in all", alls))}
+    return {
+        kind: {str(n): statistics.median(found[n]) for n in counts}
+        for kind, found in (("sum", sums), ("in all", alls))
+    }
 
 
 def line_through(points: dict[int, float]) -> tuple[float, float]:
     """Latency and seconds a byte of the line closest to seconds by bytes, in relative error."""
-    sizes, seconds = torch.tensor(list(points), dtype=torch.float64), torch.tensor(list(points.values()), dtype=torch.float64)
+    sizes, seconds = (
+        torch.tensor(list(points), dtype=torch.float64),
+        torch.tensor(list(points.values()), dtype=torch.float64),
+    )
     design = torch.stack([torch.ones_like(sizes), sizes], 1) / seconds[:, None]
-    latency, pace = torch.linalg.lstsq(design, torch.ones_like(sizes)[:, None]).solution.flatten().tolist()
+    latency, pace = (
+        torch.linalg.lstsq(design, torch.ones_like(sizes)[:, None]).solution.flatten().tolist()
+    )
     return latency, pace
 
 
 def collective_section(quick: bool) -> None:
     counts = [64 * 2**power for power in range(7)]
     rounds = 3 if quick else 30
-    alone, two = (run("time_collective", ranks=ranks, counts=counts, rounds=rounds) for ranks in (1, 2))
+    alone, two = (
+        run("time_collective", ranks=ranks, counts=counts, rounds=rounds) for ranks in (1, 2)
+    )
     sizes = {fields: round(gates_bytes(fields, 24 * fields)) for fields in counts}
-    series = {"1 process, in all": alone["in all"], "2 processes, sum": two["sum"], "2 processes, in all": two["in all"]}
-    lines = {name: line_through({sizes[n]: found[str(n)] for n in counts}) for name, found in series.items()}
+    series = {
+        "1 process, in all": alone["in all"],
+        "2 processes, sum": two["sum"],
+        "2 processes, in all": two["in all"],
+    }
+    lines = {
+        name: line_through({sizes[n]: found[str(n)] for n in counts})
+        for name, found in series.items()
+    }
     print("\ncollective: microseconds, and the line")
-    print(f"{'fields':>8}{'dimensions':>12}{'bytes':>10}" + "".join(f"{name:>22}{'line':>8}" for name in series))
+    print(
+        f"{'fields':>8}{'dimensions':>12}{'bytes':>10}"
+        + "".join(f"{name:>22}{'line':>8}" for name in series)
+    )
     for fields in counts:
         cells = "".join(
             f"{1e6 * found[str(fields)]:22.0f}{1e6 * (lines[name][0] + lines[name][1] * sizes[fields]):8.0f}"
@@ -436,7 +499,11 @@ def time_checkpoint(folder: str, background: bool, hidden: int, rows: int) -> di
     for number in (1, 2, 3):
         meet()
         began, steps = time.perf_counter(), 0
-        saved.save(number, {"model": model.state_dict(), "optimizer": optimizer.state_dict()}, {"rank": dist.get_rank()})
+        saved.save(
+            number,
+            {"model": model.state_dict(), "optimizer": optimizer.state_dict()},
+            {"rank": dist.get_rank()},
+        )
         saves.append(time.perf_counter() - began)
         while background and steps < 200 and not _written(Path(folder), number):
             step()
@@ -472,8 +539,12 @@ def train_on(folder: str, background: bool, hidden: int, killed_at: int) -> dict
     model = network(NARROW, [hidden, hidden // 2])
     plugin = tl.attach(model, fields_of(NARROW), at="0", seed=0)
     hooks = [LearnGates(plugin), Kill(killed_at)]
-    training = Training(steps=200, checkpoint_steps=EVERY, checkpoint_minutes=None, look_every=10_000)
-    stream(model, Made(NARROW, 256), training, hooks=hooks, checkpoint=folder, background=background)
+    training = Training(
+        steps=200, checkpoint_steps=EVERY, checkpoint_minutes=None, eval_every=10_000
+    )
+    stream(
+        model, Made(NARROW, 256), training, hooks=hooks, checkpoint=folder, background=background
+    )
     return {}
 
 
@@ -485,10 +556,14 @@ def step_to_resume(folder: str) -> int:
 def checkpoint_section(quick: bool) -> None:
     hidden = 2048 if quick else 5200
     print("\ncheckpoint, two processes: seconds")
-    print(f"{'':14}{'MB':>6}{'a step':>9}{'save()':>9}{'longer in all':>15}   steps lost by kill -9 of a rank, of {EVERY}")
+    print(
+        f"{'':14}{'MB':>6}{'a step':>9}{'save()':>9}{'longer in all':>15}   steps lost by kill -9 of a rank, of {EVERY}"
+    )
     for background in (False, True):
         with tempfile.TemporaryDirectory() as folder:
-            found = run("time_checkpoint", folder=folder, background=background, hidden=hidden, rows=64)
+            found = run(
+                "time_checkpoint", folder=folder, background=background, hidden=hidden, rows=64
+            )
         lost = []
         for killed_at in (35,) if quick else (31, 35, 39):
             with tempfile.TemporaryDirectory() as folder:
@@ -500,7 +575,9 @@ def checkpoint_section(quick: bool) -> None:
                     hidden=512 if quick else 2048,
                     killed_at=killed_at,
                 )
-                lost.append(f"{killed_at - run('step_to_resume', ranks=1, folder=folder)} at {killed_at}")
+                lost.append(
+                    f"{killed_at - run('step_to_resume', ranks=1, folder=folder)} at {killed_at}"
+                )
         how = "background" if background else "at once"
         seconds = f"{found['step']:9.3f}{found['save']:9.2f}{found['wait']:15.2f}"
         print(f"{how:14}{found['bytes'] / 1e6:6.0f}{seconds}   {', '.join(lost)}", flush=True)
@@ -508,7 +585,10 @@ def checkpoint_section(quick: bool) -> None:
 
 # paper
 
-NETWORKS = {"10 us, 12.5 GB/s": (10e-6, 12.5e9), "50 us, 1.25 GB/s": (50e-6, 1.25e9)}  # seconds a message, bytes a second
+NETWORKS = {
+    "10 us, 12.5 GB/s": (10e-6, 12.5e9),
+    "50 us, 1.25 GB/s": (50e-6, 1.25e9),
+}  # seconds a message, bytes a second
 
 
 def on_a_ring(size: float, ranks: int, latency: float, bandwidth: float) -> float:
@@ -522,22 +602,41 @@ def on_a_tree(size: float, ranks: int, latency: float, bandwidth: float) -> floa
 
 
 def paper_section(_: bool) -> None:
-    print("\npaper: milliseconds of one all-reduce, assumed networks; the gradient is that of an MLP 1024-512-256")
-    columns = "".join(f"{f'{kind}, {network}':>26}" for network in NETWORKS for kind in ("tree", "ring"))
+    print(
+        "\npaper: milliseconds of one all-reduce, assumed networks; the gradient is that of an MLP 1024-512-256"
+    )
+    columns = "".join(
+        f"{f'{kind}, {network}':>26}" for network in NETWORKS for kind in ("tree", "ring")
+    )
     print(f"{'':46}{'ranks':>6}{'MB':>9}{columns}")
     for ranks in (2, 64, 2000):
         for gates, dims in ((512, 12_288), (4_167, 100_000), (100_000, 100_000)):
             sizes = [dims, *HIDDEN, 1]
             gradient = 4 * sum(a * b + b for a, b in pairwise(sizes))
-            for name, size in ((f"{gates:,} gates", gates_bytes(gates, dims)), ("DDP's gradient", gradient)):
-                ways = (way(size, ranks, *network) for network in NETWORKS.values() for way in (on_a_tree, on_a_ring))
+            for name, size in (
+                (f"{gates:,} gates", gates_bytes(gates, dims)),
+                ("DDP's gradient", gradient),
+            ):
+                ways = (
+                    way(size, ranks, *network)
+                    for network in NETWORKS.values()
+                    for way in (on_a_tree, on_a_ring)
+                )
                 cells = "".join(f"{1e3 * seconds:26.2f}" for seconds in ways)
                 print(f"{f'{name}, {dims:,} dimensions':46}{ranks:6,}{size / 1e6:9.3f}{cells}")
 
 
 JOBS: dict[str, Callable[..., Any]] = {
     job.__name__: job
-    for job in (time_steps, count_bytes, count_stream, time_collective, time_checkpoint, train_on, step_to_resume)
+    for job in (
+        time_steps,
+        count_bytes,
+        count_stream,
+        time_collective,
+        time_checkpoint,
+        train_on,
+        step_to_resume,
+    )
 }
 
 
@@ -549,16 +648,25 @@ def machine() -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--quick", action="store_true")
-    parser.add_argument("--only", default=",".join(SECTIONS), help="sections, with commas between them")
-    parser.add_argument("--rank-of", nargs=3, metavar=("JOB", "PORT", "OPTIONS"), help=argparse.SUPPRESS)
+    parser.add_argument(
+        "--only", default=",".join(SECTIONS), help="sections, with commas between them"
+    )
+    parser.add_argument(
+        "--rank-of", nargs=3, metavar=("JOB", "PORT", "OPTIONS"), help=argparse.SUPPRESS
+    )
     options = parser.parse_args()
     if options.rank_of:
         job, port, settings = options.rank_of
         as_rank(job, port, json.loads(settings))
         return
-    print(f"{machine()}, {os.cpu_count()} cores, torch {torch.__version__}, gloo on one machine, one thread a process", end="; ")
+    print(
+        f"{machine()}, {os.cpu_count()} cores, torch {torch.__version__}, gloo on one machine, one thread a process",
+        end="; ",
+    )
     print(f"torchleap mixes by {choose(torch.zeros(2, 2))!r}")
     sections = {
         "step": step_section,

@@ -30,7 +30,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 
 import torchleap as tl
 from torchleap.data import IndustrialLog
-from torchleap.drift import Drift
+from torchleap.training.drift import Drift
 
 COST_STEPS = 2_500
 SECTIONS = ("alarms", "without", "cost", "level")
@@ -46,16 +46,25 @@ class Model(nn.Module):
     def __init__(self, log: IndustrialLog) -> None:
         super().__init__()
         self.kinds = log.kind
-        self.tables = nn.ModuleDict({name: nn.Embedding(rows, log.widths[name]) for name, rows in log.cardinality.items()})
+        self.tables = nn.ModuleDict(
+            {name: nn.Embedding(rows, log.widths[name]) for name, rows in log.cardinality.items()}
+        )
         for table in self.tables.values():
             nn.init.normal_(table.weight, std=0.1)
         self.net = nn.Sequential(
-            nn.Linear(sum(log.widths.values()), 64), nn.ReLU(), nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 1)
+            nn.Linear(sum(log.widths.values()), 64),
+            nn.ReLU(),
+            nn.Linear(64, 32),
+            nn.ReLU(),
+            nn.Linear(32, 1),
         )
 
     def forward(self, batch: dict[str, Tensor]) -> Tensor:
         """The log odds, (B,)."""
-        parts = [self.tables[name](batch[name]) if kind == "ids" else batch[name] for name, kind in self.kinds.items()]
+        parts = [
+            self.tables[name](batch[name]) if kind == "ids" else batch[name]
+            for name, kind in self.kinds.items()
+        ]
         return self.net(torch.cat(parts, 1))[:, 0]
 
 
@@ -64,9 +73,21 @@ def batches(log: IndustrialLog, rows: int) -> Any:
     for frame in log.stream(rows):
         found = {}
         for name, kind in log.kind.items():
-            shape = (rows, log.widths[name]) if kind == "vector" else (rows,) if kind == "ids" else (rows, 1)
-            values = np.zeros(shape) if frame[name].null_count() else frame[name].to_numpy().reshape(shape)
-            found[name] = torch.tensor(values, dtype=torch.int64 if kind == "ids" else torch.float32)
+            shape = (
+                (rows, log.widths[name])
+                if kind == "vector"
+                else (rows,)
+                if kind == "ids"
+                else (rows, 1)
+            )
+            values = (
+                np.zeros(shape)
+                if frame[name].null_count()
+                else frame[name].to_numpy().reshape(shape)
+            )
+            found[name] = torch.tensor(
+                values, dtype=torch.int64 if kind == "ids" else torch.float32
+            )
         yield found, torch.tensor(frame["label"].to_numpy(), dtype=torch.float32)
 
 
@@ -82,13 +103,19 @@ class Found:
 
 
 def run(seed: int, steps: int, *, probes: bool = True) -> Found:
-    log = IndustrialLog(fields=FIELDS, dims=DIMS, seed=seed, switch_days=SWITCH * BATCH / ROWS_A_DAY)
+    log = IndustrialLog(
+        fields=FIELDS, dims=DIMS, seed=seed, switch_days=SWITCH * BATCH / ROWS_A_DAY
+    )
     torch.manual_seed(seed)
     model = Model(log)
     plugin = tl.attach(model, log.widths, at="net", seed=seed)
     gate_optimizer = plugin.optimizer(strength=0.4, lr=2e-3)
     optimizer = torch.optim.Adam(plugin.model_parameters(), lr=1e-3)
-    drift = Drift(plugin, optimizer=gate_optimizer, share=SHARE, quiet=QUIET, settle=SETTLE, seed=seed) if probes else None
+    drift = (
+        Drift(plugin, optimizer=gate_optimizer, share=SHARE, quiet=QUIET, settle=SETTLE, seed=seed)
+        if probes
+        else None
+    )
     found, log_odds, labels = Found(log, drift.alarms if drift else []), [], []
     for step, (x, y) in zip(range(steps), batches(log, BATCH), strict=False):
         if step >= steps - 1_000 and not step % 4:
@@ -111,23 +138,36 @@ def run(seed: int, steps: int, *, probes: bool = True) -> Found:
 
 
 def show_alarms(seeds: range) -> None:
-    print(f"{FIELDS} fields, {DIMS} dimensions, batches of {BATCH}, switch at step {SWITCH} of {STEPS},", end=" ")
+    print(
+        f"{FIELDS} fields, {DIMS} dimensions, batches of {BATCH}, switch at step {SWITCH} of {STEPS},",
+        end=" ",
+    )
     print(f"share {SHARE}, settle {SETTLE}, quiet {QUIET}")
     delays: dict[str, list[int]] = {"revived": [], "died": []}
     for seed in seeds:
         found = run(seed, STEPS)
-        expected = {name: "revived" if way == "grows" else "died" for name, way in found.log.drift.items()}
+        expected = {
+            name: "revived" if way == "grows" else "died" for name, way in found.log.drift.items()
+        }
         print(f"\nseed {seed}")
         for alarm in found.alarms:
             right = expected.get(alarm.field) == alarm.kind and alarm.step > SWITCH
             if right:
                 delays[alarm.kind].append(alarm.step - SWITCH)
                 expected.pop(alarm.field)
-            print(f"  {f'after {alarm.step - SWITCH:,} steps' if right else 'not expected'}: {alarm}")
-        print(*(f"  not noticed: {name} {kind}" for name, kind in expected.items()), sep="\n", flush=True)
+            print(
+                f"  {f'after {alarm.step - SWITCH:,} steps' if right else 'not expected'}: {alarm}"
+            )
+        print(
+            *(f"  not noticed: {name} {kind}" for name, kind in expected.items()),
+            sep="\n",
+            flush=True,
+        )
     for kind, steps in delays.items():
         if steps:
-            print(f"{kind}: {len(steps)} noticed, after {min(steps):,} to {max(steps):,} steps, median {np.median(steps):,.0f}")
+            print(
+                f"{kind}: {len(steps)} noticed, after {min(steps):,} to {max(steps):,} steps, median {np.median(steps):,.0f}"
+            )
 
 
 def show_without(seeds: range) -> None:
@@ -137,7 +177,8 @@ def show_without(seeds: range) -> None:
         growing = [name for name, way in found.log.drift.items() if way == "grows"]
         opened = [name for name in growing if found.scores[name] >= 0.5]
         print(
-            f"seed {seed}, without probes: of {len(growing)} fields that came to life {len(opened)} are open {opened}", flush=True
+            f"seed {seed}, without probes: of {len(growing)} fields that came to life {len(opened)} are open {opened}",
+            flush=True,
         )
 
 
@@ -147,31 +188,44 @@ def show_cost(seeds: range) -> None:
     for seed in seeds:
         with_probes, without = (run(seed, COST_STEPS, probes=probes) for probes in (True, False))
         ratios.append(np.median(with_probes.seconds[500:]) / np.median(without.seconds[500:]))
-        print(f"seed {seed}: AUC {with_probes.auc:.4f} with probes, {without.auc:.4f} without; time of a step x {ratios[-1]:.3f}")
+        print(
+            f"seed {seed}: AUC {with_probes.auc:.4f} with probes, {without.auc:.4f} without; time of a step x {ratios[-1]:.3f}"
+        )
     print(f"median of the ratios: {np.median(ratios):.3f}", flush=True)
 
 
 def show_level() -> None:
     fields, quiet, probes = 500, 2_000, 40_000
     for name, degrees in (("normal", math.inf), ("Student's t, 3 degrees of freedom", 3.0)):
-        dice = np.random.default_rng(0)
+        rng = np.random.default_rng(0)
         gates = tl.LeAP(tl.Fields({f"f{i}": 1 for i in range(fields)}), init=-1.0)
-        drift = Drift(SimpleNamespace(gates=gates), share=SHARE, quiet=quiet, settle=0, reopen=False)
+        drift = Drift(
+            SimpleNamespace(gates=gates), share=SHARE, quiet=quiet, settle=0, reopen=False
+        )
         for _ in range(probes):
             drift.steps += 1
-            drawn = dice.standard_normal(fields) if math.isinf(degrees) else dice.standard_t(degrees, fields)
+            drawn = (
+                rng.standard_normal(fields)
+                if math.isinf(degrees)
+                else rng.standard_t(degrees, fields)
+            )
             with torch.no_grad():
                 drift._look(torch.tensor(drawn, dtype=torch.float32))
             if drift._known:
                 drift._known["nats"][drift._known["told"]] = 0
                 drift._known["told"][:] = False
         steps = probes / SHARE
-        print(f"{name}: {len(drift.alarms)} false alarms of {fields} fields in {steps:,.0f} steps;", end=" ")
+        print(
+            f"{name}: {len(drift.alarms)} false alarms of {fields} fields in {steps:,.0f} steps;",
+            end=" ",
+        )
         print(f"quiet={quiet:,} allows {steps / quiet:,.0f}", flush=True)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--only", choices=SECTIONS)
     parser.add_argument("--seeds", type=int, default=3)
     arguments = parser.parse_args()

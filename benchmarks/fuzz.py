@@ -42,7 +42,9 @@ def try_graph(seed: int) -> tuple[str, str]:
 def sources(only: str | None) -> Iterator[dict[str, Outcome]]:
     """Yield what to try, by name: the formats of files, and graphs."""
     with Worker() as worker:
-        known: dict[str, Outcome] = {name: lambda seed, name=name: worker.outcome(name, seed) for name in FORMATS}
+        known: dict[str, Outcome] = {
+            name: lambda seed, name=name: worker.outcome(name, seed) for name in FORMATS
+        }
         known[GRAPHS] = try_graph
         if only is not None and only not in known:
             raise SystemExit(f"There is no format {only!r}. Known: {', '.join(known)}.")
@@ -51,26 +53,39 @@ def sources(only: str | None) -> Iterator[dict[str, Outcome]]:
 
 def table(counts: dict[str, Counter[str]]) -> str:
     """Line up the counts of each source."""
-    lines = [f"{'format':20s} {'tried':>7s} {'refused':>8s} {'read':>7s} {'tracebacks':>11s} {'aborts':>7s}"]
+    lines = [
+        f"{'format':20s} {'tried':>7s} {'refused':>8s} {'read':>7s} {'tracebacks':>11s} {'aborts':>7s}"
+    ]
     for name, found in counts.items():
         if name == GRAPHS:
             continue
         aborts = found["abort"] + found["hang"] + found["panic"]
         wrong = found["traceback"] + found["unreadable"]
-        lines.append(f"{name:20s} {found.total():7,} {found['refused']:8,} {found['read']:7,} {wrong:11,} {aborts:7,}")
+        lines.append(
+            f"{name:20s} {found.total():7,} {found['refused']:8,} {found['read']:7,} {wrong:11,} {aborts:7,}"
+        )
     graphs = counts.get(GRAPHS)
     if graphs is not None:
-        kinds = ", ".join(f"{graphs[kind]:,} {kind}" for kind in ("exact", "fed", "refused", "inexact", "hang", "crash"))
+        kinds = ", ".join(
+            f"{graphs[kind]:,} {kind}"
+            for kind in ("exact", "fed", "refused", "inexact", "hang", "crash")
+        )
         lines.append(f"\n{graphs.total():,} graphs tried: {kinds}")
     return "\n".join(lines)
 
 
-def run(minutes: float, seed: int, known: dict[str, Outcome]) -> tuple[dict[str, Counter[str]], list[str]]:
+def run(
+    minutes: float, seed: int, known: dict[str, Outcome]
+) -> tuple[dict[str, Counter[str]], list[str]]:
     """Try one of each in turn until the time is over."""
     counts = {name: Counter[str]() for name in known}
     findings: list[str] = []
     end = time.monotonic() + 60 * minutes
-    columns = (TextColumn("{task.description}"), TimeElapsedColumn(), TextColumn("{task.fields[left]}"))
+    columns = (
+        TextColumn("{task.description}"),
+        TimeElapsedColumn(),
+        TextColumn("{task.fields[left]}"),
+    )
     with Progress(*columns, console=Console(stderr=True)) as progress:
         bar = progress.add_task("", total=None, left="")
         for number in itertools.count(seed):
@@ -78,19 +93,31 @@ def run(minutes: float, seed: int, known: dict[str, Outcome]) -> tuple[dict[str,
                 kind, detail = outcome(number)
                 counts[name][kind] += 1
                 if kind in WRONG:
-                    findings.append(f"{kind}: python benchmarks/fuzz.py --only {name!r} --seed {number}\n    {detail[:300]}")
+                    findings.append(
+                        f"{kind}: python benchmarks/fuzz.py --only {name!r} --seed {number}\n    {detail[:300]}"
+                    )
                 tried = sum(each.total() for each in counts.values())
                 left = f"{max(0.0, end - time.monotonic()):.0f} s left"
-                progress.update(bar, description=f"{tried:,} tried, {len(findings)} found; {name}", left=left)
+                progress.update(
+                    bar, description=f"{tried:,} tried, {len(findings)} found; {name}", left=left
+                )
                 if time.monotonic() > end:
                     return counts, findings
     raise AssertionError
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--minutes", type=float, default=5.0, help="how long to try (default: %(default)s)")
-    parser.add_argument("--seed", type=int, help="of the first file; one at random if left out, with --only this one alone")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--minutes", type=float, default=5.0, help="how long to try (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--seed",
+        type=int,
+        help="of the first file; one at random if left out, with --only this one alone",
+    )
     parser.add_argument("--only", help="one format, or graphs")
     options = parser.parse_args()
     with sources(options.only) as known:

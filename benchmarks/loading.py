@@ -27,26 +27,63 @@ from torch.utils.data import DataLoader, TensorDataset
 import torchleap as tl
 
 NAMES = ["label", *(f"I{i}" for i in range(1, 14)), *(f"C{i}" for i in range(1, 27))]
-CATEGORIES = [1460, 583, 2_000_000, 800_000, 305, 24, 12517, 633, 3, 93145, 5683, 1_500_000, 3194, 27, 14992, 1_000_000]
-CATEGORIES += [10, 5652, 2173, 4, 1_200_000, 18, 15, 286181, 105, 142572]  # as many as Criteo has, about
+CATEGORIES = [
+    1460,
+    583,
+    2_000_000,
+    800_000,
+    305,
+    24,
+    12517,
+    633,
+    3,
+    93145,
+    5683,
+    1_500_000,
+    3194,
+    27,
+    14992,
+    1_000_000,
+]
+CATEGORIES += [
+    10,
+    5652,
+    2173,
+    4,
+    1_200_000,
+    18,
+    15,
+    286181,
+    105,
+    142572,
+]  # as many as Criteo has, about
 BATCH = 4096
 
 
 def write_log(path: Path, rows: int) -> None:
     """A file in Criteo's format: frequent categories are more frequent than rare ones by far."""
-    dice = np.random.default_rng(0)
+    rng = np.random.default_rng(0)
     shifts = np.arange(28, -1, -4, dtype=np.uint64)
     with path.open("wb") as file:
         for start in range(0, rows, 500_000):
             count = min(500_000, rows - start)
-            columns: dict[str, object] = {"label": (dice.random(count) < 0.25).astype(np.int8)}
+            columns: dict[str, object] = {"label": (rng.random(count) < 0.25).astype(np.int8)}
             for name in NAMES[1:14]:
-                numbers = pl.Series(np.exp(dice.normal(2, 2, count)).astype(np.int64) - 1)
-                columns[name] = numbers.set(pl.Series(dice.random(count) < 0.2), None)
+                numbers = pl.Series(np.exp(rng.normal(2, 2, count)).astype(np.int64) - 1)
+                columns[name] = numbers.set(pl.Series(rng.random(count) < 0.2), None)
             for name, many in zip(NAMES[14:], CATEGORIES, strict=True):
-                category = np.minimum((many * dice.random(count) ** 4).astype(np.uint64), np.uint64(many - 1))
-                digits = (((category * np.uint64(2654435761))[:, None] >> shifts) & np.uint64(15)).astype(np.uint8)
-                texts = np.where(digits < 10, digits + 48, digits + 87).astype(np.uint8).reshape(-1).view("S8")
+                category = np.minimum(
+                    (many * rng.random(count) ** 4).astype(np.uint64), np.uint64(many - 1)
+                )
+                digits = (
+                    ((category * np.uint64(2654435761))[:, None] >> shifts) & np.uint64(15)
+                ).astype(np.uint8)
+                texts = (
+                    np.where(digits < 10, digits + 48, digits + 87)
+                    .astype(np.uint8)
+                    .reshape(-1)
+                    .view("S8")
+                )
                 columns[name] = pl.Series(texts.astype("U8"))
             pl.DataFrame(columns).write_csv(file, separator="\t", include_header=False)
 
@@ -62,19 +99,28 @@ def one(job: str, path: str, cache: str) -> None:
         pl.read_csv(path, separator="\t", has_header=False, new_columns=NAMES)
     else:
         tl.data.read(
-            path, label="label", names=NAMES, columns=dict.fromkeys(NAMES[14:], "categorical"), split="order", cache=cache
+            path,
+            label="label",
+            names=NAMES,
+            columns=dict.fromkeys(NAMES[14:], "categorical"),
+            split="order",
+            cache=cache,
         )
     print(time.perf_counter() - start, peak() - before)
 
 
 def read(path: Path | str, cache: Path | str) -> tl.data.Task:
     columns = dict.fromkeys(NAMES[14:], "categorical")
-    return tl.data.read(path, label="label", names=NAMES, columns=columns, split="order", cache=cache)
+    return tl.data.read(
+        path, label="label", names=NAMES, columns=columns, split="order", cache=cache
+    )
 
 
 def run(job: str, path: Path, cache: Path) -> tuple[float, float]:
     command = [sys.executable, __file__, "--one", job, str(path), str(cache)]
-    seconds, memory = subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()
+    seconds, memory = subprocess.run(
+        command, check=True, capture_output=True, text=True
+    ).stdout.split()
     return float(seconds), float(memory)
 
 
@@ -84,10 +130,16 @@ def loading(path: Path, folder: Path, repeats: int) -> Path:
     for repeat in range(repeats):
         for job, results in found.items():
             results.append(run(job, path, folder / f"cache_{path.stem}_{repeat}"))
-    ratio = statistics.median(ours[0] / theirs[0] for ours, theirs in zip(found["encode"], found["polars"], strict=True))
+    ratio = statistics.median(
+        ours[0] / theirs[0] for ours, theirs in zip(found["encode"], found["polars"], strict=True)
+    )
     for job, results in found.items():
         seconds, memory = statistics.median(r[0] for r in results), max(r[1] for r in results)
-        print(f"  {job:<8}{seconds:8.1f} s{memory:8.2f} GiB" + (f"{ratio:8.2f} x polars" if job == "encode" else ""), flush=True)
+        print(
+            f"  {job:<8}{seconds:8.1f} s{memory:8.2f} GiB"
+            + (f"{ratio:8.2f} x polars" if job == "encode" else ""),
+            flush=True,
+        )
     return folder / f"cache_{path.stem}_{repeats - 1}"
 
 
@@ -107,7 +159,9 @@ def rate(batches: Iterable[object], limit: float = 8.0) -> float:
 def batching(path: Path, cache: Path) -> None:
     task = read(path, cache)
     rows = task.train.all()
-    plain = DataLoader(TensorDataset(rows.ids, rows.numbers, rows.label), batch_size=BATCH, shuffle=True)
+    plain = DataLoader(
+        TensorDataset(rows.ids, rows.numbers, rows.label), batch_size=BATCH, shuffle=True
+    )
     print(f"batches of {BATCH} rows, 39 fields, shuffled, {len(task.train):,} rows")
     versions: dict[str, Iterable[object]] = {
         "DataLoader over a TensorDataset": plain,
@@ -116,11 +170,15 @@ def batching(path: Path, cache: Path) -> None:
     }
     found = {name: rate(batches) for name, batches in versions.items()}
     for name, speed in found.items():
-        print(f"  {name:<34}{speed / 1e6:8.2f} million rows/s{speed / found['DataLoader over a TensorDataset']:8.1f} x")
+        print(
+            f"  {name:<34}{speed / 1e6:8.2f} million rows/s{speed / found['DataLoader over a TensorDataset']:8.1f} x"
+        )
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--one", nargs=3, metavar=("JOB", "PATH", "CACHE"), help=argparse.SUPPRESS)
     options = parser.parse_args()

@@ -33,11 +33,11 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 import torchleap as tl
 from torchleap import models
 from torchleap.data.task import Task
-from torchleap.methods import LeAP, Permutation, Search, Shark
+from torchleap.methods import LeAPMethod, Permutation, Search, Shark
 from torchleap.methods.attribution import mean_input
 from torchleap.models import Ranker
-from torchleap.searching import search as search_task
-from torchleap.train import Training
+from torchleap.pipeline.search import search as search_task
+from torchleap.training.fit import Training
 
 REPEATS = 2
 
@@ -56,7 +56,9 @@ class Trained:
         """Draw the rows as `Permutation` does."""
         rows = self.search.task.valid
         self.share = share
-        sample, self.orders = Permutation(repeats=REPEATS, share=share)._drawn(len(rows), self.search.seed)
+        sample, self.orders = Permutation(repeats=REPEATS, share=share)._drawn(
+            len(rows), self.search.seed
+        )
         batch = rows.all().take(sample)
         self.label, self.x = batch.label, self.model.inputs(*batch.inputs)
         self.whole = tl.auc(self.label, self.model.net(self.x))
@@ -74,7 +76,9 @@ class Trained:
     @torch.no_grad()
     def textbook(self) -> Tensor:
         """A full pass for each field and repeat, with the same shuffles as ours."""
-        return torch.tensor([[self._fall(columns, order) for order in self.orders] for columns in self.columns])
+        return torch.tensor(
+            [[self._fall(columns, order) for order in self.orders] for columns in self.columns]
+        )
 
     def _fall(self, columns: slice, order: Tensor) -> float:
         own = self.x[:, columns].clone()
@@ -92,13 +96,18 @@ class Trained:
         method = FeaturePermutation(lambda x: torch.tensor([tl.auc(self.label, self.model.net(x))]))
         mask = self.search.column_field().unsqueeze(0)
         firsts = torch.tensor([columns.start for columns in self.columns])
-        found = [method.attribute(self.x, feature_mask=mask).expand(1, -1)[0, firsts] for _ in range(REPEATS)]
+        found = [
+            method.attribute(self.x, feature_mask=mask).expand(1, -1)[0, firsts]
+            for _ in range(REPEATS)
+        ]
         return torch.stack(found, dim=1)
 
     def scikit_learn(self) -> Tensor:
         """By scikit-learn, see `Estimator`."""
         rows = np.repeat(np.arange(len(self.x))[:, None], len(self.columns), axis=1)
-        found = permutation_importance(Estimator(self), rows, self.label.numpy(), n_repeats=REPEATS, random_state=0)
+        found = permutation_importance(
+            Estimator(self), rows, self.label.numpy(), n_repeats=REPEATS, random_state=0
+        )
         return torch.from_numpy(found.importances)
 
 
@@ -127,7 +136,9 @@ class Estimator:
         return found
 
 
-def measure(calls: Mapping[str, Callable[[], Any]], rounds: int) -> tuple[dict[str, list[float]], dict[str, Any]]:
+def measure(
+    calls: Mapping[str, Callable[[], Any]], rounds: int
+) -> tuple[dict[str, list[float]], dict[str, Any]]:
     """Seconds of each call in every round, and what the last one found."""
     times: dict[str, list[float]] = {name: [] for name in calls}
     found: dict[str, Any] = {}
@@ -147,34 +158,51 @@ def disagreement(ours: Tensor, theirs: Tensor) -> float:
     """Root mean square over fields of the difference of the means, in standard errors: about 1 if only the shuffles differ."""
     error = (ours.var(1) + theirs.var(1)) / ours.shape[1]
     matters = error > 0
-    return float(((ours.mean(1) - theirs.mean(1)).square()[matters].sum() / error[matters].sum()).sqrt())
+    return float(
+        ((ours.mean(1) - theirs.mean(1)).square()[matters].sum() / error[matters].sum()).sqrt()
+    )
 
 
 def permutation(trained: Trained, rounds: int) -> None:
     times, found = measure(trained.versions(), rounds)
     print(f"\n(i) permutation: {len(trained.x):,} rows, {REPEATS} repeats, AUC {trained.whole:.4f}")
-    print(f"  {'version':<14}{'seconds':>9}{'ours is faster by':>19}{'largest difference':>20}{'in standard errors':>20}")
+    print(
+        f"  {'version':<14}{'seconds':>9}{'ours is faster by':>19}{'largest difference':>20}{'in standard errors':>20}"
+    )
     for name, own in times.items():
         largest = float((found[name].mean(1) - found["ours"].mean(1)).abs().max())
-        apart = "same shuffles" if name in ("ours", "textbook") else f"{disagreement(found['ours'], found[name]):.2f}"
-        print(f"  {name:<14}{statistics.median(own):>9.2f}{ratio(own, times['ours']):>19.1f}{largest:>20.1e}{apart:>20}")
+        apart = (
+            "same shuffles"
+            if name in ("ours", "textbook")
+            else f"{disagreement(found['ours'], found[name]):.2f}"
+        )
+        print(
+            f"  {name:<14}{statistics.median(own):>9.2f}{ratio(own, times['ours']):>19.1f}{largest:>20.1e}{apart:>20}"
+        )
     if "captum" not in times:
         print("  captum is not there: pip install --no-deps captum tqdm")
 
 
 def public_task(rows: int) -> Task:
     """39 fields of ids, as wide as in the public benchmarks."""
-    dice = np.random.default_rng(0)
+    rng = np.random.default_rng(0)
     columns = {f"c{number}": {"kind": "categorical", "width": 8} for number in range(39)}
-    frame = {"click": dice.integers(0, 2, rows), **{name: dice.integers(0, 5_000, rows) for name in columns}}
+    frame = {
+        "click": rng.integers(0, 2, rows),
+        **{name: rng.integers(0, 5_000, rows) for name in columns},
+    }
     return tl.data.read(polars.DataFrame(frame), label="click", split="order", columns=columns)
 
 
-def row_by_row(search: Search, model: Ranker, mean: Tensor, rows: int, *, backward: bool = False) -> Tensor:
+def row_by_row(
+    search: Search, model: Ranker, mean: Tensor, rows: int, *, backward: bool = False
+) -> Tensor:
     """SHARK's definition, one row at a time; the sum by field is one operation, so that it costs next to nothing."""
     batch, field_of = search.task.valid.all().take(slice(0, rows)), search.column_field()
     total = torch.zeros(len(search.task.fields), dtype=torch.float64)
-    for ids, numbers, label in zip(*(tensor.split(1) for tensor in (*batch.inputs, batch.label)), strict=True):
+    for ids, numbers, label in zip(
+        *(tensor.split(1) for tensor in (*batch.inputs, batch.label)), strict=True
+    ):
         x = model.inputs(ids, numbers)
         if backward:
             model.zero_grad()
@@ -183,7 +211,9 @@ def row_by_row(search: Search, model: Ranker, mean: Tensor, rows: int, *, backwa
             gradient = x.grad
         else:
             x = x.detach().requires_grad_()
-            (gradient,) = torch.autograd.grad(binary_cross_entropy_with_logits(model.net(x), label), x)
+            (gradient,) = torch.autograd.grad(
+                binary_cross_entropy_with_logits(model.net(x), label), x
+            )
         by_column = ((mean - x.detach()) * gradient)[0].double()
         total += torch.zeros_like(total).index_add_(0, field_of, by_column).abs()
     return total / rows
@@ -204,42 +234,55 @@ def shark(name: str, search: Search, model: Ranker, rounds: int) -> None:
     times, found = measure(calls, max(3, rounds))
     expected = row_by_row(search, model, mean, rows)
     apart = float((found["ours"] - expected).abs().max() / expected.max())
-    by_row = {key: [second / (rows if key == "ours" else few) for second in own] for key, own in times.items()}
+    by_row = {
+        key: [second / (rows if key == "ours" else few) for second in own]
+        for key, own in times.items()
+    }
     print(f"  {name}: {rows:,} rows; largest difference {apart:.1e} of the largest score")
     for key, own in by_row.items():
-        print(f"    {key:<12}{1e3 * statistics.median(own):>9.3f} ms a row{ratio(own, by_row['ours']):>9.1f} times ours")
+        print(
+            f"    {key:<12}{1e3 * statistics.median(own):>9.3f} ms a row{ratio(own, by_row['ours']):>9.1f} times ours"
+        )
 
 
 def against_leap(trained: Trained, training: Training, rounds: int) -> None:
     """Seconds of a LeAP search, and of permutation without and with the training that it needs."""
     task, backbone = trained.search.task, trained.search.backbone
     calls: dict[str, Callable[[], Any]] = {
-        "LeAP": lambda: search_task(task, model=backbone, method=LeAP(gates_on="train"), training=training),
+        "LeAP": lambda: search_task(
+            task, model=backbone, method=LeAPMethod(gates_on="train"), training=training
+        ),
         "training": lambda: trained.search.fit(trained.search.model()),
         **trained.versions(),
     }
     del calls["scikit-learn"]
     times, _ = measure(calls, rounds)
     leap, alone = times.pop("LeAP"), times.pop("training")
-    medians = f"LeAP {statistics.median(leap):.1f} s, training alone {statistics.median(alone):.1f} s"
-    print(f"\n(iii) {len(task.train):,} train rows: {medians}; permutation of {len(trained.x):,} rows, {REPEATS} repeats")
+    medians = (
+        f"LeAP {statistics.median(leap):.1f} s, training alone {statistics.median(alone):.1f} s"
+    )
+    print(
+        f"\n(iii) {len(task.train):,} train rows: {medians}; permutation of {len(trained.x):,} rows, {REPEATS} repeats"
+    )
     print(f"  {'version':<14}{'seconds':>9}{'in LeAPs':>10}{'with training':>15}{'in LeAPs':>10}")
     for name, own in times.items():
         both = [a + b for a, b in zip(own, alone, strict=True)]
-        cells = (
-            f"{statistics.median(own):>9.2f}{ratio(own, leap):>10.2f}{statistics.median(both):>15.2f}{ratio(both, leap):>10.2f}"
-        )
+        cells = f"{statistics.median(own):>9.2f}{ratio(own, leap):>10.2f}{statistics.median(both):>15.2f}{ratio(both, leap):>10.2f}"
         print(f"  {name:<14}{cells}")
 
 
 def main() -> None:
-    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     options.add_argument("--quick", action="store_true")
     options.add_argument("--only", default="permutation,shark,leap", help="some of these parts")
     options.add_argument("--rounds", type=int, help="3, or 1 with --quick")
     options.add_argument("--folder", help="where to keep the log; the user's cache if left out")
     chosen = options.parse_args()
-    fields, dims, rows, rounds = (128, 3_000, 20_000, 1) if chosen.quick else (512, 12_000, 100_000, 3)
+    fields, dims, rows, rounds = (
+        (128, 3_000, 20_000, 1) if chosen.quick else (512, 12_000, 100_000, 3)
+    )
     rounds = chosen.rounds or rounds
     task = tl.data.industrial(rows, fields=fields, dims=dims, folder=chosen.folder)
     training = Training(batch=1024, epochs=1)

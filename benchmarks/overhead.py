@@ -72,7 +72,9 @@ def make_step(widths: list[int], hidden: list[int], rows: int, version: str) -> 
     plugin = None
     if version != "bare":
         shuffle = "cyclic" if version == "cyclic" else "uniform"
-        gates = (LoopOverFields if version == "loop" else tl.LeAP)(fields_of(widths), seed=0, shuffle=shuffle)
+        gates = (LoopOverFields if version == "loop" else tl.LeAP)(
+            fields_of(widths), seed=0, shuffle=shuffle
+        )
         plugin = tl.attach(model, at="0", gates=gates)
     optimizer = torch.optim.Adam(model.parameters())
     x = torch.randn(rows, sum(widths), requires_grad=True)  # as behind an embedding
@@ -88,7 +90,9 @@ def make_step(widths: list[int], hidden: list[int], rows: int, version: str) -> 
     return step
 
 
-def step_ratios(widths: list[int], hidden: list[int], rows: int, repeats: int) -> tuple[float, dict[str, float]]:
+def step_ratios(
+    widths: list[int], hidden: list[int], rows: int, repeats: int
+) -> tuple[float, dict[str, float]]:
     """Milliseconds of the bare step, and for each version the median ratio to the bare step of its round."""
     steps = {version: make_step(widths, hidden, rows, version) for version in VERSIONS}
     seconds: dict[str, list[float]] = {version: [] for version in VERSIONS}
@@ -100,7 +104,9 @@ def step_ratios(widths: list[int], hidden: list[int], rows: int, repeats: int) -
             if repeat:  # the first round warms up
                 seconds[version].append(time.perf_counter() - start)
     ratios = {
-        version: statistics.median(own / bare for own, bare in zip(seconds[version], seconds["bare"], strict=True))
+        version: statistics.median(
+            own / bare for own, bare in zip(seconds[version], seconds["bare"], strict=True)
+        )
         for version in VERSIONS
     }
     return 1e3 * statistics.median(seconds["bare"]), ratios
@@ -128,11 +134,15 @@ def measure_memory(widths: list[int], rows: int, version: str) -> float:
             output = torch.cat(pieces, dim=1)
         else:
             shuffle = "cyclic" if version == "cyclic" else "uniform"
-            output = tl.mix.mix(x, gate, column_gate, torch.tensor(0), steps, shuffle=shuffle).output
+            output = tl.mix.mix(
+                x, gate, column_gate, torch.tensor(0), steps, shuffle=shuffle
+            ).output
         torch.autograd.grad(output, (x, gate), grad)
 
     few = tl.mix.mix(x[:4], gate, column_gate, torch.tensor(0), steps).output
-    torch.autograd.grad(few, (x, gate), grad[:4])  # the same calls, so that nothing is imported later
+    torch.autograd.grad(
+        few, (x, gate), grad[:4]
+    )  # the same calls, so that nothing is imported later
     before, peak, done = resident(), 0, threading.Event()
 
     def watch() -> None:
@@ -152,26 +162,56 @@ def measure_memory(widths: list[int], rows: int, version: str) -> float:
 
 def memory_of(case: str, version: str, quick: bool) -> float:
     """In a process of its own, where nothing was freed before that could be used again."""
-    environment = {**os.environ, "TORCHLEAP_MIX": BACKEND.get(version, ""), "MALLOC_MMAP_THRESHOLD_": "65536"}
-    command = [sys.executable, __file__, "--memory-of", case, version, *(["--quick"] if quick else [])]
-    return float(subprocess.run(command, capture_output=True, text=True, check=True, env=environment).stdout)
+    environment = {
+        **os.environ,
+        "TORCHLEAP_MIX": BACKEND.get(version, ""),
+        "MALLOC_MMAP_THRESHOLD_": "65536",
+    }
+    command = [
+        sys.executable,
+        __file__,
+        "--memory-of",
+        case,
+        version,
+        *(["--quick"] if quick else []),
+    ]
+    return float(
+        subprocess.run(command, capture_output=True, text=True, check=True, env=environment).stdout
+    )
 
 
 def cases(quick: bool) -> dict[str, tuple[list[int], list[int], int, int]]:
     """Name: widths, layers, rows, repeats."""
-    dice = random.Random(0)
-    mixed = [dice.choice([1, 1, 1, 1, 4, 8, 8, 16, 16, 32, 64, 128]) for _ in range(511)] + [256]
+    rng = random.Random(0)
+    mixed = [rng.choice([1, 1, 1, 1, 4, 8, 8, 16, 16, 32, 64, 128]) for _ in range(511)] + [256]
     return {
-        f"(a) 512 fields, {sum(mixed):,} dimensions, MLP 1024-512-256, batch {rows}": (mixed, [1024, 512, 256], rows, repeats)
+        f"(a) 512 fields, {sum(mixed):,} dimensions, MLP 1024-512-256, batch {rows}": (
+            mixed,
+            [1024, 512, 256],
+            rows,
+            repeats,
+        )
         for rows, repeats in ([(512, 5)] if quick else [(512, 15), (2048, 11), (4096, 5)])
     } | {
-        "(b) 39 fields x 8, MLP 32-16, batch 4096": ([8] * 39, [32, 16], 4096, 15 if quick else 101),
-        "(c) 2,000 fields x 1, MLP 256-128, batch 2048": ([1] * 2000, [256, 128], 2048, 3 if quick else 15),
+        "(b) 39 fields x 8, MLP 32-16, batch 4096": (
+            [8] * 39,
+            [32, 16],
+            4096,
+            15 if quick else 101,
+        ),
+        "(c) 2,000 fields x 1, MLP 256-128, batch 2048": (
+            [1] * 2000,
+            [256, 128],
+            2048,
+            3 if quick else 15,
+        ),
     }
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--case", help="only the cases whose name contains this")
     parser.add_argument("--memory-of", nargs=2, metavar=("CASE", "VERSION"), help=argparse.SUPPRESS)
@@ -181,17 +221,30 @@ def main() -> None:
         widths, _, rows, _ = cases(options.quick)[name]
         print(measure_memory(widths, rows, version))
         return
-    print(f"torch {torch.__version__}, {torch.get_num_threads()} threads; torchleap mixes by {choose(torch.zeros(2, 2))!r}")
-    print(f"{'step, as a ratio to the bare one':72}{'bare ms':>9}" + "".join(f"{version:>11}" for version in VERSIONS[1:]))
-    chosen = {name: case for name, case in cases(options.quick).items() if (options.case or "") in name}
+    print(
+        f"torch {torch.__version__}, {torch.get_num_threads()} threads; torchleap mixes by {choose(torch.zeros(2, 2))!r}"
+    )
+    print(
+        f"{'step, as a ratio to the bare one':72}{'bare ms':>9}"
+        + "".join(f"{version:>11}" for version in VERSIONS[1:])
+    )
+    chosen = {
+        name: case for name, case in cases(options.quick).items() if (options.case or "") in name
+    }
     for name, (widths, hidden, rows, repeats) in chosen.items():
         bare, ratios = step_ratios(widths, hidden, rows, repeats)
-        print(f"{name:72}{bare:9.1f}" + "".join(f"{ratios[version]:11.2f}" for version in VERSIONS[1:]), flush=True)
+        print(
+            f"{name:72}{bare:9.1f}"
+            + "".join(f"{ratios[version]:11.2f}" for version in VERSIONS[1:]),
+            flush=True,
+        )
     print(f"{'extra memory of the mixing step, in copies of the input':72}")
     for name, (widths, *_) in chosen.items():
         if options.quick and len(widths) > 1000:
             continue  # takes long
-        numbers = "".join(f"{memory_of(name, version, options.quick):11.2f}" for version in VERSIONS[1:])
+        numbers = "".join(
+            f"{memory_of(name, version, options.quick):11.2f}" for version in VERSIONS[1:]
+        )
         print(f"{name:72}{'':9}{numbers}", flush=True)
 
 

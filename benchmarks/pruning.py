@@ -19,14 +19,26 @@ import torchleap as tl
 
 BATCH = 256
 COLUMNS = ("full", "masked", "means", "zeros", "tuned")
-T_95 = {1: 12.71, 2: 4.30, 3: 3.18, 4: 2.78, 5: 2.57, 6: 2.45, 7: 2.36, 8: 2.31, 9: 2.26}  # Student's t by degrees of freedom
+T_95 = {
+    1: 12.71,
+    2: 4.30,
+    3: 3.18,
+    4: 2.78,
+    5: 2.57,
+    6: 2.45,
+    7: 2.36,
+    8: 2.31,
+    9: 2.26,
+}  # Student's t by degrees of freedom
 
 
 def one_world(seed: int, steps: int) -> tuple[dict[str, float], int]:
     """The AUC of each version, and how many dimensions went."""
     truth = tl.data.KnownTruth(seed=seed)
     torch.manual_seed(seed)
-    model = nn.Sequential(nn.Linear(truth.fields.dims, 64), nn.ReLU(), nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 1))
+    model = nn.Sequential(
+        nn.Linear(truth.fields.dims, 64), nn.ReLU(), nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 1)
+    )
     plugin = tl.attach(model, truth.fields, alpha=1e-3, warmup=steps // 2, seed=seed)
     optimizer = torch.optim.Adam(plugin.parameter_groups(gate_lr=1e-2), lr=3e-3)
     for step in range(steps):
@@ -62,7 +74,9 @@ def one_world(seed: int, steps: int) -> tuple[dict[str, float], int]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=1500)
     options = parser.parse_args()
@@ -76,7 +90,10 @@ def main() -> None:
         print(f"{seed:>12}{cut:>10,}{found['full']:>20.5f}{shown}", flush=True)
     if options.seeds > 1:
         half = T_95.get(options.seeds - 1, 1.96) / options.seeds**0.5
-        cells = [f"{statistics.mean(v):+.5f} +-{half * statistics.stdev(v):.5f}" for v in changes.values()]
+        cells = [
+            f"{statistics.mean(v):+.5f} +-{half * statistics.stdev(v):.5f}"
+            for v in changes.values()
+        ]
         print(f"{'mean, 95 %':>12}{'':>30}" + "".join(f"{cell:>20}" for cell in cells))
 
 

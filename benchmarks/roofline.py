@@ -59,17 +59,25 @@ def measure(name: str, widths: list[int], rows: int, dtype: torch.dtype, repeats
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--repeats", type=int, default=15)
     parser.add_argument("--case", default="", help="only the cases whose name contains this")
     options = parser.parse_args()
     if choose(torch.zeros(2, 2)) != "native":
-        raise SystemExit("The native kernel has not been compiled: python -m torchleap.mix.build")
-    dice = random.Random(0)
-    mixed = [dice.choice([1, 1, 1, 1, 4, 8, 8, 16, 16, 32, 64, 128]) for _ in range(511)] + [256]
-    print(f"torch {torch.__version__}, {torch.get_num_threads()} threads, kernel {native.load().level}")
+        raise SystemExit(
+            "The native kernel has not been compiled: python -m torchleap.native.build"
+        )
+    rng = random.Random(0)
+    mixed = [rng.choice([1, 1, 1, 1, 4, 8, 8, 16, 16, 32, 64, 128]) for _ in range(511)] + [256]
+    print(
+        f"torch {torch.__version__}, {torch.get_num_threads()} threads, kernel {native.load().level}"
+    )
     print(f"{'':50}{'':8}{'GB/s':>8}{'':18}{'of what reaches':>18}{'times the':>11}")
-    print(f"{'':50}{'MB':>8}{'copy':>8}{'forward':>9}{'backward':>9}{'copy':>9}{'clone':>9}{'reference':>11}")
+    print(
+        f"{'':50}{'MB':>8}{'copy':>8}{'forward':>9}{'backward':>9}{'copy':>9}{'clone':>9}{'reference':>11}"
+    )
     wide = f"512 fields, {sum(mixed):,} dimensions"
     cases = {f"{wide}, {rows} rows": (mixed, rows, torch.float32) for rows in (512, 2048, 4096)} | {
         f"{wide}, 2048 rows, bfloat16": (mixed, 2048, torch.bfloat16),

@@ -28,8 +28,8 @@ IDS = 1_000
 
 def some_fields() -> tl.Fields:
     """512 fields from 1 to 256 wide, most of them narrow, as in overhead.py."""
-    dice = random.Random(0)
-    widths = [dice.choice([1, 1, 1, 1, 4, 8, 8, 16, 16, 32, 64, 128]) for _ in range(511)] + [256]
+    rng = random.Random(0)
+    widths = [rng.choice([1, 1, 1, 1, 4, 8, 8, 16, 16, 32, 64, 128]) for _ in range(511)] + [256]
     return tl.Fields({f"f{i}": width for i, width in enumerate(widths)})
 
 
@@ -38,7 +38,9 @@ class Ranker(nn.Module):
 
     def __init__(self, fields: tl.Fields, *, ids: bool) -> None:
         super().__init__()
-        self.tables = nn.ModuleList([nn.Embedding(IDS, width) for width in fields.widths]) if ids else None
+        self.tables = (
+            nn.ModuleList([nn.Embedding(IDS, width) for width in fields.widths]) if ids else None
+        )
         sizes = [fields.dims, 1024, 512, 256]
         hidden = [layer for a, b in pairwise(sizes) for layer in (nn.Linear(a, b), nn.ReLU())]
         self.deep = nn.Sequential(*hidden, nn.Linear(256, 1))
@@ -59,7 +61,9 @@ def prune(model: nn.Module, fields: tl.Fields, share: float, example: Tensor) ->
     plugin = tl.attach(model, fields, at="deep")
     model.train()(example)
     with torch.no_grad():
-        plugin.gates.theta.copy_(torch.randn(len(fields), generator=torch.Generator().manual_seed(0)))
+        plugin.gates.theta.copy_(
+            torch.randn(len(fields), generator=torch.Generator().manual_seed(0))
+        )
     small = plugin.prune(plugin.select(dims=round(fields.dims * (1 - share))))
     plugin.detach()
     return small.eval()
@@ -78,7 +82,9 @@ def onnx(model: nn.Module, example: Tensor) -> Callable[[Tensor], object]:
         tl.export.to_onnx(model, Path(folder) / "model.onnx", example)
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = torch.get_num_threads()
-        session = onnxruntime.InferenceSession(Path(folder) / "model.onnx", options, providers=["CPUExecutionProvider"])
+        session = onnxruntime.InferenceSession(
+            Path(folder) / "model.onnx", options, providers=["CPUExecutionProvider"]
+        )
     name = session.get_inputs()[0].name
     return lambda x: session.run(None, {name: x.numpy()})
 
@@ -97,7 +103,11 @@ def measure(calls: dict[str, Callable[[], object]], repeats: int) -> dict[str, l
 
 
 def size(module: nn.Module | None) -> int:
-    return 0 if module is None else sum(t.numel() * t.element_size() for t in (*module.parameters(), *module.buffers()))
+    return (
+        0
+        if module is None
+        else sum(t.numel() * t.element_size() for t in (*module.parameters(), *module.buffers()))
+    )
 
 
 def gone(full: nn.Module | None, small: nn.Module | None) -> str:
@@ -106,7 +116,9 @@ def gone(full: nn.Module | None, small: nn.Module | None) -> str:
 
 @torch.no_grad()
 def main() -> None:
-    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     options.add_argument("--quick", action="store_true")
     quick = options.parse_args().quick
     torch.manual_seed(0)
@@ -119,29 +131,49 @@ def main() -> None:
         print(f"\n{'ids with tables' if ids else 'rows of numbers'}: {size(full):,} bytes")
         for share, model in small.items():
             first, tables = gone(full.deep[0], model.deep[0]), gone(full.tables, model.tables)
-            print(f"  {share:.0%} dropped: {size(model):,} bytes; gone: first layer {first}, tables {tables}")
+            print(
+                f"  {share:.0%} dropped: {size(model):,} bytes; gone: first layer {first}, tables {tables}"
+            )
         narrow = None if ids else still_sent(small[0.5], fields.dims)
         engines: dict[str, dict[str, Callable[[Tensor], object]]] = {
-            "PyTorch": {"full": full.eval(), **{f"{share:.0%}": model for share, model in small.items()}}
+            "PyTorch": {
+                "full": full.eval(),
+                **{f"{share:.0%}": model for share, model in small.items()},
+            }
         }
         if not quick:
-            engines["ONNX Runtime"] = {name: onnx(model, example) for name, model in engines["PyTorch"].items()}  # type: ignore[arg-type]
+            engines["ONNX Runtime"] = {
+                name: onnx(model, example) for name, model in engines["PyTorch"].items()
+            }  # type: ignore[arg-type]
             if narrow is not None:  # a program of its own: its input has no other columns
-                engines["ONNX Runtime"]["50% sent"] = onnx(small[0.5], example[:, narrow].contiguous())
-        print(f"  {'engine':<13}{'batch':>6}  {'model':<9}{'rows/s':>11}{'speed':>7}{'p50 ms':>9}{'p99 ms':>9}")
+                engines["ONNX Runtime"]["50% sent"] = onnx(
+                    small[0.5], example[:, narrow].contiguous()
+                )
+        print(
+            f"  {'engine':<13}{'batch':>6}  {'model':<9}{'rows/s':>11}{'speed':>7}{'p50 ms':>9}{'p99 ms':>9}"
+        )
         for engine, models in engines.items():
             for rows in (512,) if quick else (1, 64, 512):
                 x = batch(fields, rows, ids=ids)
                 old_batches = {name: model for name, model in models.items() if name != "50% sent"}
-                calls: dict[str, Callable[[], object]] = {n: (lambda m=m, x=x: m(x)) for n, m in old_batches.items()}
+                calls: dict[str, Callable[[], object]] = {
+                    n: (lambda m=m, x=x: m(x)) for n, m in old_batches.items()
+                }
                 if narrow is not None:
                     sent, reader = x[:, narrow].contiguous(), models.get("50% sent", models["50%"])
                     calls["50% sent"] = lambda m=reader, x=sent: m(x)
                 times = measure(calls, 7 if quick else 200 if rows < 512 else 60)
                 for name, own in times.items():
-                    speed = statistics.median(a / b for a, b in zip(times["full"], own, strict=True))
-                    p50, p99 = statistics.median(own), statistics.quantiles(own, n=100, method="inclusive")[98]
-                    print(f"  {engine:<13}{rows:>6}  {name:<9}{1e3 * rows / p50:>11,.0f}{speed:>7.2f}{p50:>9.2f}{p99:>9.2f}")
+                    speed = statistics.median(
+                        a / b for a, b in zip(times["full"], own, strict=True)
+                    )
+                    p50, p99 = (
+                        statistics.median(own),
+                        statistics.quantiles(own, n=100, method="inclusive")[98],
+                    )
+                    print(
+                        f"  {engine:<13}{rows:>6}  {name:<9}{1e3 * rows / p50:>11,.0f}{speed:>7.2f}{p50:>9.2f}{p99:>9.2f}"
+                    )
 
 
 if __name__ == "__main__":

@@ -19,7 +19,9 @@ def known_truth(rows: int, seed: int) -> tuple[tl.data.Task, tl.data.KnownTruth]
 
 
 def main() -> None:
-    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     options.add_argument("--methods", default=",".join(tl.methods.METHODS))
     options.add_argument("--rows", type=int, default=30_000)
     options.add_argument("--seed", type=int, default=0)
@@ -28,8 +30,12 @@ def main() -> None:
     task, truth = known_truth(given.rows, given.seed)
     training = tl.Training(batch=256, lr=2e-3, epochs=12, patience=4)
     count = len(truth.useful)
-    print(f"{task!r}; {count} fields are useful, {len(truth.useless)} useless, the others redundant")
-    print(f"{'method':<20}{'useful':>8}{'useless':>9}{'test AUC':>10}{'seconds':>9}   (of the best {count})")
+    print(
+        f"{task!r}; {count} fields are useful, {len(truth.useless)} useless, the others redundant"
+    )
+    print(
+        f"{'method':<20}{'useful':>8}{'useless':>9}{'test AUC':>10}{'seconds':>9}   (of the best {count})"
+    )
     for name in given.methods.split(","):
         result = tl.search(task, model="mlp", method=name, training=training, seed=given.seed)
         best = sorted(result.scores, key=lambda field: -result.scores[field])[:count]
@@ -37,7 +43,9 @@ def main() -> None:
         after = tl.retrain(kept, model="mlp", training=training, seed=given.seed)
         useful, useless = len(set(best) & set(truth.useful)), len(set(best) & set(truth.useless))
         found = f"{'-':>8}{'-':>9}" if name == "none" else f"{useful:>5}/{count}{useless:>9}"
-        print(f"{name:<20}{found}{after.metrics['test_auc']:>10.4f}{result.seconds:>9.1f}", flush=True)
+        print(
+            f"{name:<20}{found}{after.metrics['test_auc']:>10.4f}{result.seconds:>9.1f}", flush=True
+        )
 
 
 if __name__ == "__main__":

@@ -9,7 +9,13 @@ import json
 from pathlib import Path
 from typing import Any
 
-COLOURS = {"main": "#2a78c2", "pair": "#7b4ab5", "redundant": "#e0912f", "noise": "#9aa0a6", "constant": "#c9cdd2"}
+COLOURS = {
+    "main": "#2a78c2",
+    "pair": "#7b4ab5",
+    "redundant": "#e0912f",
+    "noise": "#9aa0a6",
+    "constant": "#c9cdd2",
+}
 
 
 def draw(path: Path, record: dict[str, Any]) -> None:
@@ -19,15 +25,31 @@ def draw(path: Path, record: dict[str, Any]) -> None:
 
     role = {field["name"]: field["role"] for field in record["fields"]}
     final = {field["name"]: field["score"] for field in record["fields"]}
-    figure, (left, right) = pyplot.subplots(1, 2, figsize=(12, 6.4), width_ratios=[1, 1.15], layout="constrained")
+    figure, (left, right) = pyplot.subplots(
+        1, 2, figsize=(12, 6.4), width_ratios=[1, 1.15], layout="constrained"
+    )
     steps, gates = record["trajectories"]["steps"], record["trajectories"]["gates"]
     for name, gate in gates.items():
         left.plot([0, *steps], [1.0, *gate], color=COLOURS[role[name]], linewidth=1.6, alpha=0.85)
-    left.set(xlabel="training step", ylabel="gate", ylim=(-0.02, 1.02), xlim=(0, steps[-1]), title="How the gates got there")
-    legend = [Line2D([], [], color=colour, label=word, linewidth=3) for word, colour in COLOURS.items()]
+    left.set(
+        xlabel="training step",
+        ylabel="gate",
+        ylim=(-0.02, 1.02),
+        xlim=(0, steps[-1]),
+        title="How the gates got there",
+    )
+    legend = [
+        Line2D([], [], color=colour, label=word, linewidth=3) for word, colour in COLOURS.items()
+    ]
     order = sorted(final, key=lambda name: final[name])
-    right.barh(order, [final[name] for name in order], color=[COLOURS[role[name]] for name in order])
-    right.set(xlabel="gate", xlim=(0, 1.0), title="Where they end: the number in a name is the field's width")
+    right.barh(
+        order, [final[name] for name in order], color=[COLOURS[role[name]] for name in order]
+    )
+    right.set(
+        xlabel="gate",
+        xlim=(0, 1.0),
+        title="Where they end: the number in a name is the field's width",
+    )
     right.tick_params(axis="y", labelsize=8)
     right.margins(y=0.01)
     right.legend(handles=legend, title="the truth", loc="lower right", frameon=False)
@@ -41,7 +63,9 @@ def draw(path: Path, record: dict[str, Any]) -> None:
 
 def main() -> None:
     """Read the command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("folder", type=Path, help="the results of torchleap demo")
     parser.add_argument("--picture", type=Path, default=Path("gates.png"), help="the PNG to write")
     options = parser.parse_args()

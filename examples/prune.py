@@ -16,7 +16,9 @@ import torchleap as tl
 STEPS, BATCH = 1500, 256
 truth = tl.data.KnownTruth(seed=0)  # 26 fields, 1 to 256 wide, of which 12 matter
 torch.manual_seed(0)
-model = nn.Sequential(nn.Linear(truth.fields.dims, 64), nn.ReLU(), nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 1))
+model = nn.Sequential(
+    nn.Linear(truth.fields.dims, 64), nn.ReLU(), nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 1)
+)
 
 # 1. Train as usual, with gates.
 plugin = tl.attach(model, truth.fields, alpha=1e-3, warmup=STEPS // 2)
@@ -51,10 +53,16 @@ tl.finetune(
 print(f"Test AUC: with all fields {before:.4f}, pruned {after:.4f}, fine-tuned {auc(small):.4f}.")
 # 4. Serve: plain weights and a manifest, or a program for another runtime.
 with tempfile.TemporaryDirectory() as folder:
-    tl.export.save(small, Path(folder) / "model", metrics={"auc_before": before, "auc_after": auc(small)})
+    tl.export.save(
+        small, Path(folder) / "model", metrics={"auc_before": before, "auc_after": auc(small)}
+    )
     served = tl.export.load(Path(folder) / "model")  # needs none of the code above
     tl.export.to_program(small, Path(folder) / "model.pt2", test[0][:8])
 plugin.detach()
 for name, serving in (("full", model.eval()), ("pruned", served)):
-    timer = Timer("serving(rows)", globals={"serving": serving, "rows": test[0][:512]}, num_threads=torch.get_num_threads())
+    timer = Timer(
+        "serving(rows)",
+        globals={"serving": serving, "rows": test[0][:512]},
+        num_threads=torch.get_num_threads(),
+    )
     print(f"{name}: {1e3 * timer.blocked_autorange().median:.2f} ms for 512 rows")

@@ -16,11 +16,11 @@ import torch
 from torch import Tensor, nn
 
 import torchleap as tl
-from torchleap import ranks
 from torchleap.callbacks import Watcher
-from torchleap.train import Run
+from torchleap.distributed import ranks
+from torchleap.training.fit import Run
 
-FIELDS = {"user": 8, "price": 1, "trend": 4, "season": 4, "dice": 8}
+FIELDS = {"user": 8, "price": 1, "trend": 4, "season": 4, "rng": 8}
 ROWS = 512  # a step, of all ranks
 
 
@@ -32,11 +32,15 @@ class Stream:
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
         while True:
-            dice = torch.Generator().manual_seed(self.place)
-            x = torch.randn(ROWS, sum(FIELDS.values()), generator=dice)
+            rng = torch.Generator().manual_seed(self.place)
+            x = torch.randn(ROWS, sum(FIELDS.values()), generator=rng)
             user, price, trend, season, _ = x.split(list(FIELDS.values()), dim=1)
-            log_odds = 4 * user.mean(1) + 2 * price[:, 0] + 4 * (trend if self.place < self.switch else season).mean(1)
-            y = (torch.rand(ROWS, generator=dice) < log_odds.sigmoid()).float()
+            log_odds = (
+                4 * user.mean(1)
+                + 2 * price[:, 0]
+                + 4 * (trend if self.place < self.switch else season).mean(1)
+            )
+            y = (torch.rand(ROWS, generator=rng) < log_odds.sigmoid()).float()
             self.place += 1
             yield x.chunk(ranks.count())[ranks.rank()], y.chunk(ranks.count())[ranks.rank()]
 
@@ -65,7 +69,7 @@ class Ranker(nn.Module):
 class Windows(Watcher):
     """Prints each window."""
 
-    def after_look(self, run: Run, record: dict[str, float]) -> None:
+    def after_eval(self, run: Run, record: dict[str, float]) -> None:
         """The AUC on rows not learnt from yet, and the gates."""
         gates = " ".join(f"{name} {record[f'gate_{name}']:.2f}" for name in FIELDS)
         print(f"step {run.step:>6,}  AUC {record['valid_auc']:.3f}  {gates}", flush=True)
@@ -76,18 +80,28 @@ def main(steps: int, folder: Path) -> None:
     model = Ranker()
     plugin = tl.attach(model, FIELDS, at="deep", seed=0)
     gates = tl.LearnGates(plugin, lr=1e-2)
-    drift = tl.Drift(plugin, optimizer=gates.optimizer, share=0.2, settle=steps // 8, quiet=100_000, alarm=print)
-    training = tl.Training(epochs=1, steps=steps, lr=3e-3, look_every=steps // 12, checkpoint_steps=steps // 10)
+    drift = tl.Drift(
+        plugin, optimizer=gates.optimizer, share=0.2, settle=steps // 8, quiet=100_000, alarm=print
+    )
+    training = tl.Training(
+        epochs=1, steps=steps, lr=3e-3, eval_every=steps // 12, checkpoint_steps=steps // 10
+    )
     hooks = [gates, drift, Windows()]
-    run = tl.stream(model, Stream(steps // 2), training, hooks=hooks, checkpoint=folder, background=True)
+    run = tl.stream(
+        model, Stream(steps // 2), training, hooks=hooks, checkpoint=folder, background=True
+    )
     if ranks.is_first():
-        print(f"Ended after {run.step:,} steps: {run.stopped}. Keep: {', '.join(plugin.select().kept)}.")
+        print(
+            f"Ended after {run.step:,} steps: {run.stopped}. Keep: {', '.join(plugin.select().kept)}."
+        )
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--steps", type=int, default=2_400)
-    parser.add_argument("--folder", type=Path, help="for the checkpoints; a temporary one if left out")
+    parser.add_argument(
+        "--folder", type=Path, help="for the checkpoints; a temporary one if left out"
+    )
     arguments = parser.parse_args()
     with ranks.joined(), tempfile.TemporaryDirectory() as temporary:
         main(arguments.steps, arguments.folder or Path(ranks.from_first(temporary)))

@@ -17,7 +17,12 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor
 from torchrec.distributed import DistributedModelParallel
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
-from torchrec.distributed.sharding_plan import column_wise, construct_module_sharding_plan, data_parallel, table_wise
+from torchrec.distributed.sharding_plan import (
+    column_wise,
+    construct_module_sharding_plan,
+    data_parallel,
+    table_wise,
+)
 from torchrec.distributed.types import ShardingEnv, ShardingPlan
 from torchrec.models.dlrm import DLRM
 from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
@@ -25,29 +30,40 @@ from torchrec.optim.optimizers import in_backward_optimizer_filter
 
 import torchleap as tl
 
-USEFUL, USELESS = ("user", "item", "shop", "query"), ("moon", "dice", "coin", "card")
+USEFUL, USELESS = ("user", "item", "shop", "query"), ("moon", "rng", "coin", "card")
 FEATURES = [name for pair in zip(USEFUL, USELESS, strict=True) for name in pair]
 IDS, WIDTH, DENSE, ROWS = 100, 8, 4, 256
 TABLES = "sparse_arch.embedding_bag_collection"
-EFFECT = torch.randn(len(FEATURES), IDS, generator=torch.Generator().manual_seed(0))  # of each id on the click
+EFFECT = torch.randn(
+    len(FEATURES), IDS, generator=torch.Generator().manual_seed(0)
+)  # of each id on the click
 
 
 def build() -> DLRM:
     tables = [
-        EmbeddingBagConfig(name=f"{name}_table", feature_names=[name], num_embeddings=IDS, embedding_dim=WIDTH)
+        EmbeddingBagConfig(
+            name=f"{name}_table", feature_names=[name], num_embeddings=IDS, embedding_dim=WIDTH
+        )
         for name in FEATURES
     ]
-    return DLRM(EmbeddingBagCollection(tables=tables), DENSE, dense_arch_layer_sizes=[16, WIDTH], over_arch_layer_sizes=[32, 1])
+    return DLRM(
+        EmbeddingBagCollection(tables=tables),
+        DENSE,
+        dense_arch_layer_sizes=[16, WIDTH],
+        over_arch_layer_sizes=[32, 1],
+    )
 
 
-def draw(dice: torch.Generator) -> tuple[torch.Tensor, KeyedJaggedTensor, torch.Tensor]:
+def draw(rng: torch.Generator) -> tuple[torch.Tensor, KeyedJaggedTensor, torch.Tensor]:
     """A batch of clicks: one id a feature and row, and some numbers."""
-    ids = torch.randint(IDS, (len(FEATURES), ROWS), generator=dice)
-    dense = torch.randn(ROWS, DENSE, generator=dice)
+    ids = torch.randint(IDS, (len(FEATURES), ROWS), generator=rng)
+    dense = torch.randn(ROWS, DENSE, generator=rng)
     effects = EFFECT.gather(1, ids)  # (features, B)
     logit = dense[:, 0] + sum(effects[FEATURES.index(name)] for name in USEFUL)
-    clicks = (torch.rand(ROWS, generator=dice) < logit.sigmoid()).float()[:, None]
-    sparse = KeyedJaggedTensor(keys=FEATURES, values=ids.flatten(), lengths=torch.ones(ids.numel(), dtype=torch.int64))
+    clicks = (torch.rand(ROWS, generator=rng) < logit.sigmoid()).float()[:, None]
+    sparse = KeyedJaggedTensor(
+        keys=FEATURES, values=ids.flatten(), lengths=torch.ones(ids.numel(), dtype=torch.int64)
+    )
     return dense, sparse, clicks
 
 
@@ -86,11 +102,15 @@ def gathered(model: DistributedModelParallel) -> dict[str, torch.Tensor]:
 
 
 def train(model: DistributedModelParallel, plugin: tl.Plugin, steps: int) -> None:
-    rest = [p for _, p in in_backward_optimizer_filter(model.named_parameters()) if p is not plugin.gates.theta]
+    rest = [
+        p
+        for _, p in in_backward_optimizer_filter(model.named_parameters())
+        if p is not plugin.gates.theta
+    ]
     optimizer, gate_optimizer = torch.optim.Adam(rest, lr=3e-3), plugin.optimizer(lr=1e-2)
-    dice = torch.Generator().manual_seed(dist.get_rank())  # each rank has rows of its own
+    rng = torch.Generator().manual_seed(dist.get_rank())  # each rank has rows of its own
     for _ in range(steps):
-        dense, sparse, clicks = draw(dice)
+        dense, sparse, clicks = draw(rng)
         loss = binary_cross_entropy_with_logits(model(dense, sparse), clicks)
         optimizer.zero_grad()
         gate_optimizer.zero_grad()
@@ -104,7 +124,12 @@ def prune(weights: dict[str, torch.Tensor]) -> None:
     model = build()
     plugin = tl.attach(model, at=TABLES, side="output")
     model.load_state_dict(weights)  # gates included
-    print("".join(f"{name:<6} {score:.3f}\n" for name, score in sorted(plugin.scores().items(), key=lambda pair: -pair[1])))
+    print(
+        "".join(
+            f"{name:<6} {score:.3f}\n"
+            for name, score in sorted(plugin.scores().items(), key=lambda pair: -pair[1])
+        )
+    )
     selection = plugin.select()
     dense, sparse, clicks = draw(torch.Generator().manual_seed(99))
     print(plugin.plan(selection, example=(dense, sparse)))
@@ -116,15 +141,23 @@ def prune(weights: dict[str, torch.Tensor]) -> None:
         pruned = small(dense, sparse)
         with plugin.masked(selection):
             masked = model(dense, sparse)
-    print("tables before:", *(config.name for config in model.get_submodule(TABLES).embedding_bag_configs()))
-    print("tables after: ", *(config.name for config in small.get_submodule(TABLES).embedding_bag_configs()))
+    print(
+        "tables before:",
+        *(config.name for config in model.get_submodule(TABLES).embedding_bag_configs()),
+    )
+    print(
+        "tables after: ",
+        *(config.name for config in small.get_submodule(TABLES).embedding_bag_configs()),
+    )
     print(f"pruned and masked model differ by at most {(pruned - masked).abs().max():.1e}")
     losses = [float(binary_cross_entropy_with_logits(logits, clicks)) for logits in (full, pruned)]
     print("log loss with all features {:.4f}, pruned {:.4f}".format(*losses))
 
 
 def main() -> None:
-    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     options.add_argument("--steps", type=int, default=600)
     steps = options.parse_args().steps
     warnings.filterwarnings("ignore")
@@ -132,8 +165,12 @@ def main() -> None:
     dist.init_process_group("gloo", timeout=timedelta(seconds=60))
     torch.manual_seed(0)
     model = build()
-    apply_optimizer_in_backward(torch.optim.Adagrad, model.get_submodule(TABLES).parameters(), {"lr": 0.1})
-    plugin = tl.attach(model, at=TABLES, side="output")  # before sharding: DistributedModelParallel then averages the gates, too
+    apply_optimizer_in_backward(
+        torch.optim.Adagrad, model.get_submodule(TABLES).parameters(), {"lr": 0.1}
+    )
+    plugin = tl.attach(
+        model, at=TABLES, side="output"
+    )  # before sharding: DistributedModelParallel then averages the gates, too
     sharded = shard(model)
     train(sharded, plugin, steps)
     weights = gathered(sharded)

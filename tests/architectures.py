@@ -29,11 +29,17 @@ class WideAndDeep(nn.Module):
         self.join = nn.Identity()
         self.wide = nn.Linear(len(NAMES) * WIDTH, 1, bias=False)
         self.deep = nn.Sequential(
-            nn.Linear(len(NAMES) * WIDTH, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Dropout(0.2), nn.Linear(16, 1)
+            nn.Linear(len(NAMES) * WIDTH, 16),
+            nn.BatchNorm1d(16),
+            nn.ReLU(),
+            nn.Dropout(0.2),
+            nn.Linear(16, 1),
         )
 
     def forward(self, batch):
-        x = self.join(torch.cat([table(batch[name]) for name, table in self.tables.items()], dim=-1))
+        x = self.join(
+            torch.cat([table(batch[name]) for name, table in self.tables.items()], dim=-1)
+        )
         return torch.sigmoid(self.wide(x) + self.deep(x)).squeeze(-1)
 
 
@@ -91,7 +97,9 @@ class FiBiNET(nn.Module):
         count = len(NAMES)
         self.table = nn.Embedding(IDS * count, WIDTH)
         self.register_buffer("offsets", torch.arange(count) * IDS)
-        self.excite = nn.Sequential(nn.Linear(count, 3), nn.ReLU(), nn.Linear(3, count), nn.Sigmoid())
+        self.excite = nn.Sequential(
+            nn.Linear(count, 3), nn.ReLU(), nn.Linear(3, count), nn.Sigmoid()
+        )
         self.products = nn.ModuleList([nn.Linear(WIDTH, WIDTH, bias=False) for _ in NAMES])
         pairs = count * (count - 1) // 2
         self.head = nn.Sequential(nn.Linear(2 * pairs * WIDTH, 16), nn.ReLU(), nn.Linear(16, 1))
@@ -118,7 +126,9 @@ class FieldTransformer(nn.Module):
         self.head = nn.Linear(8 * len(NAMES), 1)
 
     def forward(self, x):
-        tokens = self.tokens(torch.stack([table(x[:, i]) for i, table in enumerate(self.tables)], dim=1))
+        tokens = self.tokens(
+            torch.stack([table(x[:, i]) for i, table in enumerate(self.tables)], dim=1)
+        )
         return self.head(self.encoder(tokens).flatten(1))
 
 
@@ -127,7 +137,13 @@ class NormMLP(nn.Sequential):
 
     def __init__(self):
         width = len(NAMES) * WIDTH
-        super().__init__(nn.BatchNorm1d(width), nn.Linear(width, 16), nn.ReLU(), nn.Dropout(0.1), nn.Linear(16, 1))
+        super().__init__(
+            nn.BatchNorm1d(width),
+            nn.Linear(width, 16),
+            nn.ReLU(),
+            nn.Dropout(0.1),
+            nn.Linear(16, 1),
+        )
 
 
 class Functional(nn.Module):
@@ -155,7 +171,11 @@ ARCHITECTURES = {  # the model, where its fields pass, and the width of a field
     "dcn": (DCNv2, {"at": "norm", "side": "input"}, ids),
     "fibinet": (FiBiNET, {"at": "table", "side": "output"}, ids),
     "transformer": (FieldTransformer, {"at": "tokens", "side": "output"}, ids),
-    "mlp": (NormMLP, {"at": "", "side": "input"}, lambda rows=32, seed=0: torch.randn(rows, len(NAMES) * WIDTH)),
+    "mlp": (
+        NormMLP,
+        {"at": "", "side": "input"},
+        lambda rows=32, seed=0: torch.randn(rows, len(NAMES) * WIDTH),
+    ),
     "functional": (Functional, {"at": "join", "side": "output"}, ids),
 }
 

@@ -8,7 +8,12 @@ from torch import nn
 
 class KeyedTensor:
     def __init__(self, keys, length_per_key, values, key_dim=1):
-        self._keys, self._lengths, self._values, self._key_dim = keys, length_per_key, values, key_dim
+        self._keys, self._lengths, self._values, self._key_dim = (
+            keys,
+            length_per_key,
+            values,
+            key_dim,
+        )
 
     def keys(self):
         return self._keys
@@ -48,8 +53,14 @@ class Jagged:
     def bags(self):
         """Each key's list of ids and weights, row by row."""
         rows = iter(self._values.split(self._lengths.tolist()))
-        weights = iter([None] * len(self._lengths) if self._weights is None else self._weights.split(self._lengths.tolist()))
-        return {key: [(next(rows), next(weights)) for _ in range(self.stride())] for key in self._keys}
+        weights = iter(
+            [None] * len(self._lengths)
+            if self._weights is None
+            else self._weights.split(self._lengths.tolist())
+        )
+        return {
+            key: [(next(rows), next(weights)) for _ in range(self.stride())] for key in self._keys
+        }
 
 
 class Lazy:
@@ -96,10 +107,20 @@ class Config:
 class Collection(nn.Module):
     def __init__(self, tables, is_weighted=False, device=None):
         super().__init__()
-        self._tables, self._weighted, self._device = tables, is_weighted, device or torch.device("cpu")
+        self._tables, self._weighted, self._device = (
+            tables,
+            is_weighted,
+            device or torch.device("cpu"),
+        )
         self.embedding_bags = nn.ModuleDict(
             {
-                t.name: nn.EmbeddingBag(t.num_embeddings, t.embedding_dim, mode="sum", include_last_offset=True, device=device)
+                t.name: nn.EmbeddingBag(
+                    t.num_embeddings,
+                    t.embedding_dim,
+                    mode="sum",
+                    include_last_offset=True,
+                    device=device,
+                )
                 for t in tables
             }
         )
@@ -121,9 +142,13 @@ class Collection(nn.Module):
             for name in table.feature_names:
                 ids = [row for row, _ in bags[name]]
                 offsets = torch.tensor([0, *(len(row) for row in ids)]).cumsum(0)
-                blocks.append(self.embedding_bags[table.name](input=torch.cat(ids), offsets=offsets))
+                blocks.append(
+                    self.embedding_bags[table.name](input=torch.cat(ids), offsets=offsets)
+                )
                 keys.append(f"{name}@{table.name}" if shared.count(name) > 1 else name)
-        return self.result(KeyedTensor(keys, [block.shape[1] for block in blocks], torch.cat(blocks, dim=1)))
+        return self.result(
+            KeyedTensor(keys, [block.shape[1] for block in blocks], torch.cat(blocks, dim=1))
+        )
 
     def result(self, value):
         return value
@@ -152,10 +177,19 @@ class Sharded(nn.Module):
 
 def reordered(value, keys):
     blocks = value.to_dict()
-    return KeyedTensor(keys, [blocks[key].shape[1] for key in keys], torch.cat([blocks[key] for key in keys], dim=1))
+    return KeyedTensor(
+        keys,
+        [blocks[key].shape[1] for key in keys],
+        torch.cat([blocks[key] for key in keys], dim=1),
+    )
 
 
 def jagged(keys, rows, ids=20, weighted=False):
     lengths = torch.randint(0, 4, (len(keys) * rows,))
     total = int(lengths.sum())
-    return Jagged(list(keys), torch.randint(0, ids, (total,)), lengths, torch.rand(total) if weighted else None)
+    return Jagged(
+        list(keys),
+        torch.randint(0, ids, (total,)),
+        lengths,
+        torch.rand(total) if weighted else None,
+    )

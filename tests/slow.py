@@ -37,8 +37,8 @@ def shuffled_by_hand(stream, rows):
         value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & mask
         value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & mask
         value ^= value >> 31
-        dice = value >> 32 if row % 2 else value & 0xFFFFFFFF
-        other = dice * (row + 1) >> 32
+        rng = value >> 32 if row % 2 else value & 0xFFFFFFFF
+        other = rng * (row + 1) >> 32
         order[row] = order[other]
         order[other] = row
     return order

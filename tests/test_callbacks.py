@@ -14,20 +14,24 @@ from rich.console import Console
 import torchleap as tl
 from torchleap import callbacks, models
 from torchleap.callbacks import HistoryFile, MLflow, Progress, TensorBoard
-from torchleap.train import Hook, Run, Training, fit
+from torchleap.training.fit import Hook, Run, Training, fit
 
-SETTINGS = Training(batch=100, epochs=3, look_every=4, patience=100, checkpoint_steps=10)  # 24 steps
+SETTINGS = Training(
+    batch=100, epochs=3, eval_every=4, patience=100, checkpoint_steps=10
+)  # 24 steps
 
 
 @pytest.fixture(scope="module")
 def task():
     import polars as pl
 
-    dice = torch.Generator().manual_seed(0)
-    price, noise = torch.randn(2, 1000, generator=dice)
-    click = (torch.rand(1000, generator=dice) < torch.sigmoid(2 * price)).int()
+    rng = torch.Generator().manual_seed(0)
+    price, noise = torch.randn(2, 1000, generator=rng)
+    click = (torch.rand(1000, generator=rng) < torch.sigmoid(2 * price)).int()
     return tl.data.read(
-        pl.DataFrame({"click": click.numpy(), "price": price.numpy(), "a/b": noise.numpy()}), label="click", split="order"
+        pl.DataFrame({"click": click.numpy(), "price": price.numpy(), "a/b": noise.numpy()}),
+        label="click",
+        split="order",
     )
 
 
@@ -39,7 +43,7 @@ def train(task, *hooks, settings=SETTINGS, checkpoint=None):
 class Gates(Hook):
     """Adds to the records as the methods do."""
 
-    def after_look(self, run, record):
+    def after_eval(self, run, record):
         record.update({"gate_price": 0.9, "gate_a/b": 0.1})
 
 
@@ -63,9 +67,7 @@ def break_and_resume(task, tmp_path, make, watch=None):
 
 
 def test_importing_the_callbacks_imports_no_package_of_theirs():
-    code = (
-        "import sys, torchleap.callbacks; heavy = {'rich', 'mlflow', 'tensorboard'} & set(sys.modules); assert not heavy, heavy"
-    )
+    code = "import sys, torchleap.callbacks; heavy = {'rich', 'mlflow', 'tensorboard'} & set(sys.modules); assert not heavy, heavy"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
@@ -77,9 +79,14 @@ def test_importing_the_callbacks_imports_no_package_of_theirs():
         (MLflow, "mlflow", "mlflow", "mlflow"),
     ],
 )
-def test_a_missing_package_is_told_with_the_line_that_installs_it(monkeypatch, make, module, package, extra):
+def test_a_missing_package_is_told_with_the_line_that_installs_it(
+    monkeypatch, make, module, package, extra
+):
     monkeypatch.setitem(sys.modules, module, None)
-    with pytest.raises(tl.TorchleapError, match=rf"needs the package {package}. Install it: pip install 'torchleap\[{extra}\]'"):
+    with pytest.raises(
+        tl.TorchleapError,
+        match=rf"needs the package {package}. Install it: pip install 'torchleap\[{extra}\]'",
+    ):
         make()
 
 
@@ -101,19 +108,32 @@ def test_without_a_terminal_there_is_one_line_a_look_and_one_at_the_end(task):
     assert len(lines) == len(run.history) + 1 == 7
     assert lines[0].startswith("epoch 1/3 step 4/24 auc 0.")
     assert f"best {run.best_metric:.4f}" in lines[-2]
-    assert ("evaluation" in lines[-2]) == (run.looks_since > 0)
+    assert ("evaluation" in lines[-2]) == (run.evals_since_best > 0)
     assert lines[-1] == f"Ended after 24 steps and {run.seconds:.0f} s: all epochs are done."
     assert "\x1b" not in text.getvalue()
 
 
 def test_a_log_loss_is_best_where_it_is_lowest(task):
     text = io.StringIO()
-    run = train(task, Progress(Console(file=text)), settings=Training(batch=100, epochs=3, metric="log_loss"))
-    assert f"best {min(record['valid_log_loss'] for record in run.history):.4f}" in text.getvalue().splitlines()[-2]
+    run = train(
+        task,
+        Progress(Console(file=text)),
+        settings=Training(batch=100, epochs=3, metric="log_loss"),
+    )
+    assert (
+        f"best {min(record['valid_log_loss'] for record in run.history):.4f}"
+        in text.getvalue().splitlines()[-2]
+    )
 
 
 def terminal():
-    return Console(file=io.StringIO(), force_terminal=True, width=100, legacy_windows=False, _environ={"TERM": "xterm"})
+    return Console(
+        file=io.StringIO(),
+        force_terminal=True,
+        width=100,
+        legacy_windows=False,
+        _environ={"TERM": "xterm"},
+    )
 
 
 def test_on_a_terminal_there_is_a_bar(task):
@@ -132,7 +152,9 @@ def test_the_bar_is_drawn_ten_times_a_second_at_most(task, monkeypatch):
     run = Run(torch.nn.Linear(1, 1), task, SETTINGS)
     bar = Progress(terminal())
     drawn = []
-    monkeypatch.setattr(bar, "_draw", lambda run, draw=bar._draw: (drawn.append(run.step), draw(run)))
+    monkeypatch.setattr(
+        bar, "_draw", lambda run, draw=bar._draw: (drawn.append(run.step), draw(run))
+    )
     with bar:
         bar.at_start(run)
         for _ in range(1000):
@@ -169,7 +191,10 @@ def rows_of(path):
     if path.suffix == ".jsonl":
         return [json.loads(line) for line in path.read_text().splitlines()]
     with path.open(newline="") as file:
-        return [{name: float(value) for name, value in row.items() if value} for row in csv.DictReader(file)]
+        return [
+            {name: float(value) for name, value in row.items() if value}
+            for row in csv.DictReader(file)
+        ]
 
 
 @pytest.mark.parametrize("suffix", ["csv", "jsonl"])
@@ -178,7 +203,7 @@ def test_a_history_file_grows_by_a_line_a_look(task, tmp_path, suffix):
     counts = []
 
     class Watch(Hook):
-        def after_look(self, run, record):
+        def after_eval(self, run, record):
             counts.append((len(rows_of(path)), rows_of(path)[-1] == record))
 
     run = train(task, Gates(), HistoryFile(path), Watch())
@@ -193,11 +218,14 @@ def test_after_a_resume_each_look_is_in_the_file_once(task, tmp_path, suffix):
     seen = []
 
     class Watch(Hook):
-        def after_look(self, run, record):
+        def after_eval(self, run, record):
             seen.append([row["step"] for row in rows_of(path)])
 
     run = break_and_resume(task, tmp_path, lambda: HistoryFile(path), Watch())
-    assert seen[3:5] == [[4, 8, 12, 16], [4, 8, 12]]  # the last look before the break, the first after it
+    assert seen[3:5] == [
+        [4, 8, 12, 16],
+        [4, 8, 12],
+    ]  # the last look before the break, the first after it
     assert [row["step"] for row in rows_of(path)] == [4, 8, 12, 16, 20, 24]
     assert rows_of(path) == run.history
 
@@ -213,7 +241,7 @@ def test_a_key_that_appears_late_becomes_a_column(task, tmp_path):
     path = tmp_path / "history.csv"
 
     class Late(Hook):
-        def after_look(self, run, record):
+        def after_eval(self, run, record):
             if run.step > 8:
                 record["own, late"] = 7.0
             if run.step == 20:
@@ -231,7 +259,9 @@ def test_what_hooks_behind_it_add_is_in_the_file_at_the_end(task, tmp_path):
 
 
 def test_a_history_file_of_another_kind_is_refused(tmp_path):
-    with pytest.raises(tl.TorchleapError, match=r"ends in .csv or .jsonl, but path is '.*history.parquet'"):
+    with pytest.raises(
+        tl.TorchleapError, match=r"ends in .csv or .jsonl, but path is '.*history.parquet'"
+    ):
         HistoryFile(tmp_path / "history.parquet")
 
 
@@ -241,16 +271,28 @@ def test_a_history_file_of_another_kind_is_refused(tmp_path):
 def curves(folder):
     accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     events = accumulator.EventAccumulator(str(folder)).Reload()
-    return {tag: [(event.step, event.value) for event in events.Scalars(tag)] for tag in events.Tags()["scalars"]}
+    return {
+        tag: [(event.step, event.value) for event in events.Scalars(tag)]
+        for tag in events.Tags()["scalars"]
+    }
 
 
 def test_tensorboard_shows_each_look_once_also_after_a_resume(task, tmp_path):
     pytest.importorskip("tensorboard")
     run = break_and_resume(task, tmp_path, lambda: TensorBoard(tmp_path / "runs"))
     found = curves(tmp_path / "runs")
-    assert {"train/loss", "train/lr", "valid/auc", "valid/log_loss", "gates/price", "gates/a_b"} <= set(found)
+    assert {
+        "train/loss",
+        "train/lr",
+        "valid/auc",
+        "valid/log_loss",
+        "gates/price",
+        "gates/a_b",
+    } <= set(found)
     assert "train/step" not in found
-    assert found["valid/auc"] == [(record["step"], pytest.approx(record["valid_auc"])) for record in run.history]
+    assert found["valid/auc"] == [
+        (record["step"], pytest.approx(record["valid_auc"])) for record in run.history
+    ]
     assert [step for step, _ in found["gates/a_b"]] == [4, 8, 12, 16, 20, 24]
 
 
@@ -280,10 +322,18 @@ def test_mlflow_has_the_settings_and_each_look_once_also_after_a_resume(task, tm
     client = MlflowClient(tracking_uri=uri)
     [logged] = client.search_runs([client.get_experiment_by_name("clicks").experiment_id])
     assert (logged.info.status, logged.info.run_name) == ("FINISHED", "first")
-    assert logged.data.params.items() >= {"batch": "100", "lr": "0.001", "fields": "2", "train_rows": "800"}.items()
+    assert (
+        logged.data.params.items()
+        >= {"batch": "100", "lr": "0.001", "fields": "2", "train_rows": "800"}.items()
+    )
     assert {"train_loss", "valid_auc", "gate_price", "gate_a_b"} <= set(logged.data.metrics)
-    points = [(point.step, point.value) for point in client.get_metric_history(logged.info.run_id, "valid_auc")]
-    assert points == [(record["step"], pytest.approx(record["valid_auc"])) for record in run.history]
+    points = [
+        (point.step, point.value)
+        for point in client.get_metric_history(logged.info.run_id, "valid_auc")
+    ]
+    assert points == [
+        (record["step"], pytest.approx(record["valid_auc"])) for record in run.history
+    ]
 
 
 def test_two_trainings_with_one_callback_are_two_runs_in_mlflow(task, uri):
@@ -296,7 +346,9 @@ def test_two_trainings_with_one_callback_are_two_runs_in_mlflow(task, uri):
 
 
 def test_a_place_that_mlflow_cannot_use_is_told_before_the_training(task, uri):
-    with pytest.raises(tl.TorchleapError, match="MLflow cannot begin a run: .* Give another tracking_uri="):
+    with pytest.raises(
+        tl.TorchleapError, match="MLflow cannot begin a run: .* Give another tracking_uri="
+    ):
         train(task, MLflow(tracking_uri="nowhere://x"))
 
 

@@ -15,7 +15,11 @@ ROOT = Path(__file__).parent.parent
 
 def run(script, *arguments):
     result = subprocess.run(
-        [sys.executable, str(ROOT / script), *arguments], capture_output=True, text=True, check=False, timeout=300
+        [sys.executable, str(ROOT / script), *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
     )
     assert result.returncode == 0, result.stderr
     return result.stdout
@@ -24,22 +28,34 @@ def run(script, *arguments):
 def test_the_picture_is_drawn_from_the_report_of_the_demo(tmp_path):
     pytest.importorskip("matplotlib", reason="the demo's picture needs matplotlib")
     roles = {"useful": "main", "copy": "redundant", "noise": "noise"}
-    fields = [{"name": name, "role": role, "score": 1.0 - place / 3} for place, (name, role) in enumerate(roles.items())]
-    record = {"fields": fields, "trajectories": {"steps": [10, 20], "gates": {name: [0.9, 0.5] for name in roles}}}
+    fields = [
+        {"name": name, "role": role, "score": 1.0 - place / 3}
+        for place, (name, role) in enumerate(roles.items())
+    ]
+    record = {
+        "fields": fields,
+        "trajectories": {"steps": [10, 20], "gates": {name: [0.9, 0.5] for name in roles}},
+    }
     (tmp_path / "report.json").write_text(json.dumps(record))
-    assert run("examples/demo.py", str(tmp_path), "--picture", str(tmp_path / "gates.png")).startswith("Drawn: ")
+    assert run(
+        "examples/demo.py", str(tmp_path), "--picture", str(tmp_path / "gates.png")
+    ).startswith("Drawn: ")
     assert (tmp_path / "gates.png").read_bytes()[:4] == b"\x89PNG"
 
 
 def test_overhead_prints_ratios_and_memory():
-    first, header, ratios, _, memory = run("benchmarks/overhead.py", "--quick", "--case", "(b)").splitlines()
+    first, header, ratios, _, memory = run(
+        "benchmarks/overhead.py", "--quick", "--case", "(b)"
+    ).splitlines()
     assert "torchleap mixes by" in first
     assert header.split()[-5:] == ["loop", "gather", "torch", "cyclic", "torchleap"]
     assert all(float(ratio) > 0.5 for ratio in ratios.split()[-5:])
     assert len([float(copies) for copies in memory.split()[-5:]]) == 5
 
 
-@pytest.mark.skipif(isinstance(native.load(), str), reason="the native kernel has not been compiled")
+@pytest.mark.skipif(
+    isinstance(native.load(), str), reason="the native kernel has not been compiled"
+)
 def test_roofline_prints_shares_of_a_copy():
     last = run("benchmarks/roofline.py", "--repeats", "2", "--case", "39 fields").splitlines()[-1]
     assert last.startswith("39 fields x 8")
@@ -68,7 +84,9 @@ def test_serving_prints_throughput_and_bytes():
     output = run("benchmarks/serving.py", "--quick")
     assert output.count("50% dropped") == 2
     assert "gone: first layer 50.0%, tables 50.0%" in output
-    assert output.count("PyTorch") == 7  # three models, two kinds of input, and one batch without the dropped columns
+    assert (
+        output.count("PyTorch") == 7
+    )  # three models, two kinds of input, and one batch without the dropped columns
 
 
 def test_loading_prints_times_beside_polars_and_rates_beside_a_data_loader():
@@ -80,6 +98,8 @@ def test_loading_prints_times_beside_polars_and_rates_beside_a_data_loader():
 
 def test_methods_are_compared_in_one_table():
     pytest.importorskip("polars", reason="tasks need polars")
-    lines = run("examples/compare_methods.py", "--methods", "none,random,sfs", "--rows", "3000").splitlines()
+    lines = run(
+        "examples/compare_methods.py", "--methods", "none,random,sfs", "--rows", "3000"
+    ).splitlines()
     assert [line.split()[0] for line in lines[1:]] == ["method", "none", "random", "sfs"]
     assert 0.5 < float(lines[2].split()[3]) < 1

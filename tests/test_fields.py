@@ -8,14 +8,20 @@ from hypothesis import strategies as st
 from torchleap import Field, FieldError, Fields
 
 
-@given(st.dictionaries(st.text(min_size=1, max_size=5), st.integers(1, 1024), min_size=1, max_size=20))
+@given(
+    st.dictionaries(st.text(min_size=1, max_size=5), st.integers(1, 1024), min_size=1, max_size=20)
+)
 def test_columns_lie_side_by_side_in_order(widths):
     fields = Fields(widths)
     start = 0
     for name, width in widths.items():
         assert fields.columns(name) == slice(start, start + width)
         start += width
-    assert (fields.dims, fields.names, fields.widths) == (start, tuple(widths), tuple(widths.values()))
+    assert (fields.dims, fields.names, fields.widths) == (
+        start,
+        tuple(widths),
+        tuple(widths.values()),
+    )
 
 
 @given(st.lists(st.sampled_from([None, "a", "b"]), min_size=1, max_size=8))
@@ -23,7 +29,9 @@ def test_fields_of_one_group_share_a_gate_and_others_have_their_own(groups):
     fields = Fields([Field(f"f{i}", 1, group=group) for i, group in enumerate(groups)])
     for i, one in enumerate(groups):
         for j, other in enumerate(groups):
-            assert (fields.gates[i] == fields.gates[j]) == (i == j or (one is not None and one == other))
+            assert (fields.gates[i] == fields.gates[j]) == (
+                i == j or (one is not None and one == other)
+            )
     assert set(fields.gates) == set(range(max(fields.gates) + 1))
 
 
@@ -49,9 +57,17 @@ def test_fields_equal_by_content_and_survive_pickle_and_json():
 
 def test_all_problems_are_told_at_once():
     with pytest.raises(FieldError) as error:
-        Fields([Field("a", 0), Field("b", 1, cost=-1.0), Field("b", 2), Field("", 1), Field("c", True)])
+        Fields(
+            [Field("a", 0), Field("b", 1, cost=-1.0), Field("b", 2), Field("", 1), Field("c", True)]
+        )
     message = str(error.value)
-    for part in ("width of 'a'", "cost of 'b'", "'b' is used 2 times", "non-empty string", "width of 'c'"):
+    for part in (
+        "width of 'a'",
+        "cost of 'b'",
+        "'b' is used 2 times",
+        "non-empty string",
+        "width of 'c'",
+    ):
         assert part in message
 
 
@@ -85,7 +101,9 @@ def test_records_with_unknown_keys_are_refused():
 
 
 def test_a_block_of_columns_must_hold_whole_fields_and_groups():
-    fields = Fields([Field("a", 2), Field("b", 3, group="g"), Field("c", 1, group="g"), Field("d", 4)])
+    fields = Fields(
+        [Field("a", 2), Field("b", 3, group="g"), Field("c", 1, group="g"), Field("d", 4)]
+    )
     assert fields.gates_of(slice(0, 10)) == slice(0, 3)
     assert fields.gates_of(slice(2, 6)) == slice(1, 2)
     with pytest.raises(FieldError, match="cut through a field"):

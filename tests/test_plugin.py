@@ -10,9 +10,9 @@ from torch import nn
 from torch.nn import functional
 
 import torchleap as tl
-from tests.models import FIELDS, ByName, WideAndDeep, mlp, train
+from tests.rankers import FIELDS, ByName, WideAndDeep, mlp, train
 from torchleap import AttachError, FieldError, LeAP, SelectionError
-from torchleap.sites import Whole, hooks_of
+from torchleap.sites.site import Whole, hooks_of
 
 # Reversible, copyable, compilable
 
@@ -29,7 +29,12 @@ def test_detach_restores_the_exact_model(at):
     assert list(model.state_dict()) == keys
     assert repr(model) == text
     for module in model.modules():
-        for kind in ("_forward_hooks", "_forward_pre_hooks", "_forward_pre_hooks_with_kwargs", "_forward_hooks_with_kwargs"):
+        for kind in (
+            "_forward_hooks",
+            "_forward_pre_hooks",
+            "_forward_pre_hooks_with_kwargs",
+            "_forward_hooks_with_kwargs",
+        ):
             assert not getattr(module, kind), kind
     plugin.detach()  # a second time changes nothing
     tl.attach(model, FIELDS, at="0").detach()
@@ -107,7 +112,11 @@ def test_a_second_attach_is_refused():
 def test_copies_have_gates_of_their_own(clone, build, at):
     model = build()
     plugin = tl.attach(model, FIELDS, at=at, init=0.0, seed=0)
-    make = (lambda: torch.randint(0, 10, (16, 3))) if build is WideAndDeep else (lambda: torch.randn(16, 8))
+    make = (
+        (lambda: torch.randint(0, 10, (16, 3)))
+        if build is WideAndDeep
+        else (lambda: torch.randn(16, 8))
+    )
     model(make())
     twin = clone(model)
     twin_plugin = tl.attached(twin)
@@ -195,7 +204,10 @@ def test_a_saved_state_dict_resumes_bit_for_bit():
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
 @pytest.mark.parametrize(
     ("build", "at"),
-    [(lambda: nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 1)), "0"), (WideAndDeep, ["wide", "deep"])],
+    [
+        (lambda: nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 1)), "0"),
+        (WideAndDeep, ["wide", "deep"]),
+    ],
 )
 def test_a_compiled_model_trains_as_the_eager_one(backend, build, at):
     if backend == "inductor" and not (shutil.which("g++") or shutil.which("clang++")):
@@ -205,7 +217,11 @@ def test_a_compiled_model_trains_as_the_eager_one(backend, build, at):
     plugins = [tl.attach(model, FIELDS, at=at, alpha=0.05, seed=0) for model in (eager, twin)]
     compiled = torch.compile(twin, backend=backend, fullgraph=True)
     optimizers = [torch.optim.Adam(model.parameters(), lr=1e-2) for model in (eager, twin)]
-    make = (lambda: torch.randint(0, 10, (16, 3))) if build is WideAndDeep else (lambda: torch.randn(16, 8))
+    make = (
+        (lambda: torch.randint(0, 10, (16, 3)))
+        if build is WideAndDeep
+        else (lambda: torch.randn(16, 8))
+    )
     for _ in range(4):
         x = make()
         for run, plugin, optimizer in zip((eager, compiled), plugins, optimizers, strict=True):
@@ -221,9 +237,13 @@ def test_a_compiled_model_trains_as_the_eager_one(backend, build, at):
 def test_a_compiled_warm_up_is_the_eager_one():
     eager = nn.Sequential(nn.Linear(8, 1))
     twin = copy.deepcopy(eager)
-    plugins = [tl.attach(model, FIELDS, at="0", alpha=0.05, warmup=20, seed=0) for model in (eager, twin)]
+    plugins = [
+        tl.attach(model, FIELDS, at="0", alpha=0.05, warmup=20, seed=0) for model in (eager, twin)
+    ]
     compiled = torch.compile(twin, backend="aot_eager", fullgraph=True)
-    optimizers = [torch.optim.Adam(plugin.parameter_groups(gate_lr=0.1), lr=1e-2) for plugin in plugins]
+    optimizers = [
+        torch.optim.Adam(plugin.parameter_groups(gate_lr=0.1), lr=1e-2) for plugin in plugins
+    ]
     for _ in range(24):
         x = torch.randn(16, 8)
         for run, plugin, optimizer in zip((eager, compiled), plugins, optimizers, strict=True):
@@ -273,7 +293,9 @@ def test_parameter_groups_give_the_gates_a_learning_rate_of_their_own_and_miss_n
     assert (first["lr"], first["weight_decay"]) == (1e-3, 0.1)
     assert (second["lr"], second["weight_decay"]) == (0.5, 0.0)
     assert [id(p) for p in second["params"]] == [id(plugin.gates.theta)]
-    assert {id(p) for group in optimizer.param_groups for p in group["params"]} == {id(p) for p in model.parameters()}
+    assert {id(p) for group in optimizer.param_groups for p in group["params"]} == {
+        id(p) for p in model.parameters()
+    }
 
 
 def snapshot(model, plugin):
@@ -287,7 +309,9 @@ def test_a_held_out_step_moves_the_gates_and_nothing_else(which):
     everything = torch.optim.AdamW(model.parameters(), lr=0.1, weight_decay=0.5)
     train(model, plugin, steps=3)
     model(torch.randn(16, 8)).sum().backward()  # gradients that wait for a step
-    waiting = {n: p.grad.clone() for n, p in model.named_parameters() if p is not plugin.gates.theta}
+    waiting = {
+        n: p.grad.clone() for n, p in model.named_parameters() if p is not plugin.gates.theta
+    }
     model[0].bias.requires_grad_(False)
     model[1].eval()
     modes = {name: module.training for name, module in model.named_modules()}
@@ -303,7 +327,11 @@ def test_a_held_out_step_moves_the_gates_and_nothing_else(which):
     after = snapshot(model, plugin)
     assert all(torch.equal(before[name], after[name]) for name in before)
     assert {name: module.training for name, module in model.named_modules()} == modes
-    assert all(torch.equal(p.grad, waiting[n]) for n, p in model.named_parameters() if p is not plugin.gates.theta)
+    assert all(
+        torch.equal(p.grad, waiting[n])
+        for n, p in model.named_parameters()
+        if p is not plugin.gates.theta
+    )
     assert not model[0].bias.requires_grad
     assert model[0].weight.requires_grad
 
@@ -332,7 +360,9 @@ def test_a_held_out_step_ignores_the_gates_gradient_from_training_rows():
 def test_a_fused_step_in_the_held_out_context_is_not_warned_of():
     model = mlp()
     plugin = tl.attach(model, FIELDS, at="0", alpha=0.1, seed=0)
-    optimizer = torch.optim.Adam([plugin.gates.theta], lr=0.1, fused=True)  # which does not count up the version of theta
+    optimizer = torch.optim.Adam(
+        [plugin.gates.theta], lr=0.1, fused=True
+    )  # which does not count up the version of theta
     with warnings.catch_warnings(), plugin.held_out():
         warnings.simplefilter("error")
         (model(torch.randn(64, 8)).square().mean() + plugin.penalty()).backward()
@@ -349,7 +379,10 @@ def test_a_step_after_the_held_out_context_is_warned_of():
 def test_the_gate_optimizer_replaces_the_penalty():
     model = mlp()
     plugin = tl.attach(model, FIELDS, at="0", seed=0)
-    main, gates = torch.optim.Adam(plugin.model_parameters(), lr=2e-2), plugin.optimizer(strength=0.4, lr=2e-2)
+    main, gates = (
+        torch.optim.Adam(plugin.model_parameters(), lr=2e-2),
+        plugin.optimizer(strength=0.4, lr=2e-2),
+    )
     for _ in range(200):
         x = torch.randn(32, 8)
         main.zero_grad()
@@ -368,7 +401,9 @@ def test_masking_computes_the_model_on_means_of_the_dropped_fields():
     assert selection.dropped
     model.eval()
     x = torch.randn(32, 8)
-    kept = torch.cat([torch.full((width,), name in selection.kept) for name, width in FIELDS.items()])
+    kept = torch.cat(
+        [torch.full((width,), name in selection.kept) for name, width in FIELDS.items()]
+    )
     with torch.no_grad():
         expected = model(torch.where(kept, x, plugin.gates.means()))
         with plugin.masked(selection):
@@ -404,7 +439,9 @@ def test_print_tells_how_far_the_warm_up_is():
 
 def test_a_protected_field_says_so():
     model = mlp()
-    plugin = tl.attach(model, [tl.Field("a", 4, protected=True), tl.Field("b", 4)], at="0", alpha=0.05)
+    plugin = tl.attach(
+        model, [tl.Field("a", 4, protected=True), tl.Field("b", 4)], at="0", alpha=0.05
+    )
     train(model, plugin, steps=10)
     assert "protected" in str(plugin)
     assert plugin.select(share=0.5).kept == ("a",)
@@ -436,7 +473,10 @@ def test_select_before_any_gate_has_moved_says_why():
         optimizer.zero_grad()
         (model(torch.randn(8, 8)).square().mean() + plugin.penalty()).backward()
         optimizer.step()
-        with pytest.raises(SelectionError, match="warming up: batch" if step < 2 else "probably built before attach"):
+        with pytest.raises(
+            SelectionError,
+            match="warming up: batch" if step < 2 else "probably built before attach",
+        ):
             plugin.select()
 
 
@@ -474,7 +514,10 @@ def test_a_wrong_path_gets_the_nearest_names():
         ({"at": 0}, "at= must be the name of a submodule"),
         ({"at": ["0", "0"]}, "each once"),
         ({"at": "0", "side": "left"}, "side must be 'input' or 'output', but is 'left'"),
-        ({"at": "0", "gates": LeAP(FIELDS)}, "Expected gates= or fields and settings, but found both"),
+        (
+            {"at": "0", "gates": LeAP(FIELDS)},
+            "Expected gates= or fields and settings, but found both",
+        ),
     ],
 )
 def test_bad_arguments_are_refused_before_anything_changes(arguments, message):
@@ -500,13 +543,17 @@ def test_ready_gates_are_taken_and_gates_in_the_model_refused():
 def test_the_site_is_named_in_what_goes_wrong_there():
     model = mlp()
     tl.attach(model, {"a": 5, "b": 4}, at="0")
-    with pytest.raises(FieldError, match=r"at='0' \(input\) receives 8 columns, but the fields sum to 9"):
+    with pytest.raises(
+        FieldError, match=r"at='0' \(input\) receives 8 columns, but the fields sum to 9"
+    ):
         model(torch.randn(4, 8))
 
 
 def test_an_example_finds_wrong_widths_before_anything_changes():
     model = mlp()
-    with pytest.raises(FieldError, match=r"at='0' \(input\) receives 8 columns, but the fields sum to 9"):
+    with pytest.raises(
+        FieldError, match=r"at='0' \(input\) receives 8 columns, but the fields sum to 9"
+    ):
         tl.attach(model, {"a": 9}, at="0", example=torch.randn(4, 8))
     assert "LeAP" not in repr(model)
     with pytest.raises(AttachError, match="never calls 'unused'"):
@@ -530,7 +577,9 @@ IGNORED = "_ddp_params_and_buffers_to_ignore"  # DDP's name of its list
 def test_detach_leaves_the_list_of_what_ddp_ignores_as_it_was(own):
     model = mlp()
     if own:
-        torch.nn.parallel.DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, own)
+        torch.nn.parallel.DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(
+            model, own
+        )
     before = {name: set(vars(module)) for name, module in model.named_modules()}
     plugin = tl.attach(model, FIELDS, at="0")
     assert len(getattr(model, IGNORED)) > len(own)
@@ -549,7 +598,9 @@ def test_untrained_gates_make_no_selection_although_a_field_is_protected():
     with pytest.raises(SelectionError, match="none has moved"):
         plugin.select()
     plugin.detach()
-    plugin = tl.attach(model, [tl.Field("a", 4, protected=True), tl.Field("b", 4, protected=True)], at="0")
+    plugin = tl.attach(
+        model, [tl.Field("a", 4, protected=True), tl.Field("b", 4, protected=True)], at="0"
+    )
     assert plugin.select().kept == ("a", "b")  # there is nothing to learn
 
 
@@ -584,4 +635,6 @@ def test_surgery_is_tried_on_the_example_or_else_on_the_first_batch():
         args, kwargs = whole.example
         assert torch.equal(args[0], kept)
         assert kwargs == {}
-        assert len(plugin.plan(tl.Selection(plugin.fields, (0.0,) * 3, (True, False, True))).cuts) == 1
+        assert (
+            len(plugin.plan(tl.Selection(plugin.fields, (0.0,) * 3, (True, False, True))).cuts) == 1
+        )

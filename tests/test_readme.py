@@ -31,7 +31,9 @@ def run(path, monkeypatch, tmp_path, capsys):
 
 
 def test_readme(monkeypatch, tmp_path, capsys):
-    pytest.importorskip("torch_rechub", reason="the README's model comes from torch-rechub, which is not installed")
+    pytest.importorskip(
+        "torch_rechub", reason="the README's model comes from torch-rechub, which is not installed"
+    )
     namespace, printed = run("README.md", monkeypatch, tmp_path, capsys)
     assert set(namespace["selection"].kept) == {"item", "price"}
     assert (tmp_path / "selection.json").exists()
@@ -39,15 +41,27 @@ def test_readme(monkeypatch, tmp_path, capsys):
     first, header, *rows = promised.splitlines()
     assert [first, header] == printed.splitlines()[:2]
     found = {line.split()[0]: line.split()[1:] for line in printed.splitlines()[2:7]}
-    for name, *numbers in (row.split() for row in rows):  # the last digits may differ on another machine
+    for name, *numbers in (
+        row.split() for row in rows
+    ):  # the last digits may differ on another machine
         for wanted, number in zip(numbers, found[name], strict=True):
-            assert value(number) == pytest.approx(value(wanted), rel=0.1, abs=tolerance(wanted)), name
+            assert value(number) == pytest.approx(value(wanted), rel=0.1, abs=tolerance(wanted)), (
+                name
+            )
     assert plan in printed
     assert (tmp_path / "small" / "manifest.json").exists()
 
 
 @pytest.mark.parametrize(
-    "path", ["docs/attach.md", "docs/pruning.md", "docs/data.md", "docs/training.md", "docs/methods.md", "docs/drift.md"]
+    "path",
+    [
+        "docs/attach.md",
+        "docs/pruning.md",
+        "docs/data.md",
+        "docs/training.md",
+        "docs/methods.md",
+        "docs/drift.md",
+    ],
 )
 def test_docs(path, monkeypatch, tmp_path, capsys):
     assert blocks(path, "python")

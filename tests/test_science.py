@@ -19,7 +19,9 @@ CONSTANT = ["constant_1", "constant_8"]
 def build(seed, **settings):
     truth = tl.data.KnownTruth(widths=WIDTHS, pair_widths=(), seed=seed)
     torch.manual_seed(seed)
-    model = nn.Sequential(nn.Linear(truth.fields.dims, 32), nn.ReLU(), nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 1))
+    model = nn.Sequential(
+        nn.Linear(truth.fields.dims, 32), nn.ReLU(), nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 1)
+    )
     plugin = tl.attach(model, truth.fields, seed=seed, **settings)
     optimizer = torch.optim.Adam(plugin.model_parameters(), lr=3e-3)
     gate_optimizer = torch.optim.Adam([plugin.gates.theta], lr=1e-2)
@@ -45,13 +47,13 @@ def search_held_out(seed, *, rows=30_000, epochs=5, batch=256, **settings):
     truth, model, plugin, optimizer, gate_optimizer = build(seed, warmup=300, **settings)
     x, y = truth.draw(rows, seed=1)
     held_out = rows // 10
-    dice = torch.Generator().manual_seed(seed)
+    rng = torch.Generator().manual_seed(seed)
     for _ in range(epochs):
-        for chosen in (held_out + torch.randperm(rows - held_out, generator=dice)).split(batch):
+        for chosen in (held_out + torch.randperm(rows - held_out, generator=rng)).split(batch):
             optimizer.zero_grad()
             criterion(model(x[chosen])[:, 0], y[chosen]).backward()
             optimizer.step()
-            fresh = torch.randint(held_out, (batch,), generator=dice)
+            fresh = torch.randint(held_out, (batch,), generator=rng)
             with plugin.held_out():
                 (criterion(model(x[fresh])[:, 0], y[fresh]) + plugin.penalty()).backward()
                 gate_optimizer.step()
@@ -69,7 +71,9 @@ def test_adaptive_gates_are_fair_across_width_and_sparsity_and_uniform_ones_are_
         assert gates[noise] < 0.1, noise
     for signal in (*SPARSE_SIGNAL, "main_dense_1"):
         assert gates[signal] > 0.5, signal
-    for width in WIDTHS:  # a field and its rotated copy stand for each other: one of them has to stay
+    for (
+        width
+    ) in WIDTHS:  # a field and its rotated copy stand for each other: one of them has to stay
         assert max(gates[f"main_dense_{width}"], gates[f"copy_{width}"]) > 0.5, width
 
     # LeAP-Base at the penalty that removes as many fields: sparse signal is gone, while wide noise still closes slowly.
@@ -94,7 +98,9 @@ def late_signal(seed, steps=1000, switch=600, **settings):
     """The gate of a field that starts to matter at step `switch` of a stream."""
     torch.manual_seed(seed)
     model = nn.Sequential(nn.Linear(3, 16), nn.ReLU(), nn.Linear(16, 1))
-    plugin = tl.attach(model, {"always": 1, "late": 1, "noise": 1}, alpha=5e-3, seed=seed, **settings)
+    plugin = tl.attach(
+        model, {"always": 1, "late": 1, "noise": 1}, alpha=5e-3, seed=seed, **settings
+    )
     optimizer = torch.optim.Adam(plugin.parameter_groups(gate_lr=1e-2), lr=5e-3)
     for step in range(steps):
         x = torch.randn(256, 3)
@@ -118,13 +124,23 @@ def test_a_field_whose_signal_appears_late_is_lost_but_for_warm_up_or_floor(seed
 
 def visits(rows=24_000):
     """Users with tastes and items with qualities; a visit is a few rows of one user, and says no more than the user does."""
-    dice = np.random.default_rng(0)
-    user, item = dice.integers(0, 200, rows), dice.integers(0, 100, rows)
-    visit = user * 1000 + dice.integers(0, rows // 200 // 2, rows)
-    log_odds = dice.normal(size=200)[user] + dice.normal(size=100)[item]
-    click = (dice.random(rows) < 1 / (1 + np.exp(-log_odds))).astype(np.int8)
-    frame = pl.DataFrame({"click": click, "user": user, "item": item, "visit": visit, "hour": dice.integers(0, 24, rows)})
-    kinds = {name: {"kind": "categorical", "width": 8} for name in ("user", "item", "visit", "hour")}
+    rng = np.random.default_rng(0)
+    user, item = rng.integers(0, 200, rows), rng.integers(0, 100, rows)
+    visit = user * 1000 + rng.integers(0, rows // 200 // 2, rows)
+    log_odds = rng.normal(size=200)[user] + rng.normal(size=100)[item]
+    click = (rng.random(rows) < 1 / (1 + np.exp(-log_odds))).astype(np.int8)
+    frame = pl.DataFrame(
+        {
+            "click": click,
+            "user": user,
+            "item": item,
+            "visit": visit,
+            "hour": rng.integers(0, 24, rows),
+        }
+    )
+    kinds = {
+        name: {"kind": "categorical", "width": 8} for name in ("user", "item", "visit", "hour")
+    }
     return tl.data.read(frame, label="click", columns=kinds, min_count=1, split="random")
 
 
@@ -132,8 +148,10 @@ def test_a_memorised_field_settles_half_open_unless_optimism_counts():
     task, training = visits(), tl.Training(batch=128, epochs=20, lr=3e-3)
     found = {}
     for optimism in (0.0, 0.25):
-        method = tl.methods.LeAP(optimism=optimism, lr=3e-3)
-        found[optimism] = tl.search(task, model=tl.models.benchmark("mlp"), method=method, training=training, seed=0)
+        method = tl.methods.LeAPMethod(optimism=optimism, lr=3e-3)
+        found[optimism] = tl.search(
+            task, model=tl.models.benchmark("mlp"), method=method, training=training, seed=0
+        )
     without, counted = (found[optimism].scores for optimism in (0.0, 0.25))
     assert 0.1 < without["visit"] < 0.5
     assert counted["visit"] < 0.05

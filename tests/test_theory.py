@@ -8,16 +8,16 @@ SIGNAL = 0.8  # y = SIGNAL * x + noise
 
 def frozen_loss(g, rows=400_000):
     """Squared loss at gate g when the weight stays at its optimum for the clean input."""
-    dice = torch.Generator().manual_seed(0)
-    x, other, noise = torch.randn(3, rows, generator=dice, dtype=torch.float64)
+    rng = torch.Generator().manual_seed(0)
+    x, other, noise = torch.randn(3, rows, generator=rng, dtype=torch.float64)
     y = SIGNAL * x + noise
     return float((y - SIGNAL * (g * x + (1 - g) * other)).square().mean())
 
 
 def adapted_loss(g, rows=400_000):
     """Squared loss at gate g when the weight is refitted to the mixed input."""
-    dice = torch.Generator().manual_seed(0)
-    x, other, noise = torch.randn(3, rows, generator=dice, dtype=torch.float64)
+    rng = torch.Generator().manual_seed(0)
+    x, other, noise = torch.randn(3, rows, generator=rng, dtype=torch.float64)
     y = SIGNAL * x + noise
     mixed = g * x + (1 - g) * other
     weight = (mixed @ y) / (mixed @ mixed)

@@ -3,7 +3,7 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from .errors import (
+from ._common.errors import (
     AttachError,
     DataError,
     FieldError,
@@ -16,72 +16,116 @@ from .errors import (
 )
 
 if TYPE_CHECKING:
-    from . import callbacks, data, export, methods, metrics, models, train
-    from .drift import Drift
+    from . import callbacks, data, export, methods, models
+    from . import objectives as metrics
     from .fields import Field, Fields
-    from .finetuning import carry_over, finetune, plan_of
-    from .gates import LeAP
-    from .metrics import auc, gauc, log_loss, s_auc
-    from .optimizer import GateOptimizer
+    from .gates.leap import LeAP
+    from .gates.optimizer import GateOptimizer
+    from .objectives import Metric, Objective, auc, gauc, log_loss, s_auc
+    from .pipeline.decide import Decision, decide
+    from .pipeline.search import retrain, search
+    from .pipeline.serve import Served
     from .plugin import Plugin, attach, attached
     from .report import Report
-    from .searching import retrain, search
-    from .selecting import decide
-    from .selection import Selection
-    from .streaming import LearnGates, stream
+    from .selection import Rule, Selection
     from .surgery import Plan
-    from .train import Training, fit
+    from .surgery.plan import plan_of
+    from .training import fit as train
+    from .training.drift import Drift
+    from .training.finetune import carry_over, finetune
+    from .training.fit import Training, fit
+    from .training.lazy_adam import LazyAdam
+    from .training.stream import LearnGates, stream
 
 __version__ = "0.1.0"
 
-# What is imported when it is first asked for: torch takes seconds to import, and the command line answers --help without it.
-_LATER = {
-    **dict.fromkeys(("callbacks", "data", "export", "methods", "metrics", "models", "train"), ""),
-    **dict.fromkeys(("Field", "Fields"), "fields"),
-    **dict.fromkeys(("carry_over", "finetune", "plan_of"), "finetuning"),
-    **dict.fromkeys(("auc", "gauc", "log_loss", "s_auc"), "metrics"),
-    **dict.fromkeys(("Plugin", "attach", "attached"), "plugin"),
-    **dict.fromkeys(("retrain", "search"), "searching"),
-    **dict.fromkeys(("Training", "fit"), "train"),
-    **dict.fromkeys(("LearnGates", "stream"), "streaming"),
-    **{"GateOptimizer": "optimizer", "LeAP": "gates", "Plan": "surgery", "Report": "report", "Drift": "drift"},
-    **{"Selection": "selection", "decide": "selecting"},
+# Imported on first use: torch takes seconds to import, and the command line answers --help without it.
+_MODULES = {
+    "callbacks": "callbacks",
+    "data": "data",
+    "export": "export",
+    "methods": "methods",
+    "metrics": "objectives",
+    "models": "models",
+    "train": "training.fit",
+}
+_NAMES = {
+    "Decision": "pipeline.decide",
+    "Drift": "training.drift",
+    "Field": "fields",
+    "Fields": "fields",
+    "GateOptimizer": "gates.optimizer",
+    "LazyAdam": "training.lazy_adam",
+    "LeAP": "gates.leap",
+    "LearnGates": "training.stream",
+    "Metric": "objectives",
+    "Objective": "objectives",
+    "Plan": "surgery",
+    "Plugin": "plugin",
+    "Report": "report",
+    "Rule": "selection",
+    "Selection": "selection",
+    "Served": "pipeline.serve",
+    "Training": "training.fit",
+    "attach": "plugin",
+    "attached": "plugin",
+    "auc": "objectives",
+    "carry_over": "training.finetune",
+    "decide": "pipeline.decide",
+    "finetune": "training.finetune",
+    "fit": "training.fit",
+    "gauc": "objectives",
+    "log_loss": "objectives",
+    "plan_of": "surgery",
+    "retrain": "pipeline.search",
+    "s_auc": "objectives",
+    "search": "pipeline.search",
+    "stream": "training.stream",
 }
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _LATER:
+    home = _MODULES.get(name) or _NAMES.get(name)
+    if home is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:
-        found = import_module(f".{_LATER[name] or name}", __name__)
+        module = import_module(f".{home}", __name__)
     except ModuleNotFoundError as error:
         if error.name != "polars":
             raise
-        raise DataError("Tasks need the package polars. Install it: pip install 'torchleap[data]'.") from error
-    return getattr(found, name) if _LATER[name] else found
+        raise DataError(
+            "Tasks need the package polars. Install it: pip install 'torchleap[data]'."
+        ) from error
+    return module if name in _MODULES else getattr(module, name)
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_LATER})
+    return sorted({*globals(), *_MODULES, *_NAMES})
 
 
 __all__ = [
     "AttachError",
     "DataError",
+    "Decision",
     "Drift",
     "Field",
     "FieldError",
     "Fields",
     "GateOptimizer",
+    "LazyAdam",
     "LeAP",
     "LearnGates",
+    "Metric",
     "MetricError",
+    "Objective",
     "Plan",
     "Plugin",
     "RemovedTableError",
     "Report",
+    "Rule",
     "Selection",
     "SelectionError",
+    "Served",
     "SurgeryError",
     "TorchleapError",
     "Training",

@@ -19,11 +19,12 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from .errors import TorchleapError
+from ._common.errors import TorchleapError
+from ._common.files import append, make_folder, write_atomically
+from ._common.text import plural
 from .plugin import attached
-from .sites import sites_of
-from .text import append, make_folder, plural, write_whole
-from .train import Hook, Run
+from .sites.site import sites_of
+from .training.fit import Hook, Run
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -83,9 +84,13 @@ class Progress(Display):
             self._rich.TimeElapsedColumn(),
             self._rich.TimeRemainingColumn(compact=True),
         )
-        self._bar = self._rich.Progress(*columns, console=self._console, auto_refresh=False, expand=True)
+        self._bar = self._rich.Progress(
+            *columns, console=self._console, auto_refresh=False, expand=True
+        )
         self._bar.add_task("", total=run.steps, completed=run.step, told="")
-        self._close = weakref.finalize(run, self._bar.stop)  # also when the program ends; only the first call counts
+        self._close = weakref.finalize(
+            run, self._bar.stop
+        )  # also when the program ends; only the first call counts
         self._bar.start()
         self._console.show_cursor(True)
         self._draw(run)
@@ -95,12 +100,14 @@ class Progress(Display):
         if self._bar is not None and time.monotonic() - self._drawn >= DRAW_EVERY:
             self._draw(run)
 
-    def after_look(self, run: Run, record: Record) -> None:
+    def after_eval(self, run: Run, record: Record) -> None:
         """Print a line, unless there is a bar."""
         if self._bar is None:
             metric = run.training.metric
             found = f"{metric} {record[f'valid_{metric}']:.4f}"
-            self._print(f"{_epoch(run)} step {_place(run)} {found} {_standing(run)} {record['seconds']:.0f} s")
+            self._print(
+                f"{_epoch(run)} step {_place(run)} {found} {_standing(run)} {record['seconds']:.0f} s"
+            )
 
     def at_end(self, run: Run) -> None:
         """Close the bar, and say why the training ended."""
@@ -108,11 +115,19 @@ class Progress(Display):
             self._draw(run)
         self._close()
         self._bar = None
-        self._print(f"Ended after {plural(run.step, 'step')} and {run.seconds:.0f} s: {run.stopped}.")
+        self._print(
+            f"Ended after {plural(run.step, 'step')} and {run.seconds:.0f} s: {run.stopped}."
+        )
 
     def _draw(self, run: Run) -> None:
         told = f"{_place(run)} {_standing(run)}"
-        self._bar.update(self._bar.task_ids[0], completed=run.step, description=_epoch(run), told=told, refresh=True)
+        self._bar.update(
+            self._bar.task_ids[0],
+            completed=run.step,
+            description=_epoch(run),
+            told=told,
+            refresh=True,
+        )
         self._drawn = time.monotonic()
 
     def _print(self, line: str) -> None:
@@ -137,7 +152,9 @@ class LiveGates(Display):
         self._close()
         self._live = None
         if self._console.is_terminal and next(iter(sites_of(run.model)), None) is not None:
-            self._live = _need("rich.live", "cli").Live(console=self._console, auto_refresh=False, transient=True)
+            self._live = _need("rich.live", "cli").Live(
+                console=self._console, auto_refresh=False, transient=True
+            )
             self._close = weakref.finalize(run, self._live.stop)
             self._live.start()
 
@@ -153,10 +170,18 @@ class LiveGates(Display):
 
     def _table(self, run: Run) -> Any:
         scores = sorted(attached(run.model).scores().items(), key=lambda item: -item[1])
-        shown = scores if len(scores) <= 2 * self._rows else [*scores[: self._rows], ("...", math.nan), *scores[-self._rows :]]
-        drawn = _need("rich.table", "cli").Table("field", "gate", "", box=None, title=f"gates at step {run.step}")
+        shown = (
+            scores
+            if len(scores) <= 2 * self._rows
+            else [*scores[: self._rows], ("...", math.nan), *scores[-self._rows :]]
+        )
+        drawn = _need("rich.table", "cli").Table(
+            "field", "gate", "", box=None, title=f"gates at step {run.step}"
+        )
         for name, score in shown:
-            cells = ("", "") if math.isnan(score) else (f"{score:.2f}", "\u2588" * round(30 * score))
+            cells = (
+                ("", "") if math.isnan(score) else (f"{score:.2f}", "\u2588" * round(30 * score))
+            )
             drawn.add_row(_need("rich.text", "cli").Text(name[:40]), *cells)
         return drawn
 
@@ -174,14 +199,16 @@ class HistoryFile(Watcher):
         self._path = Path(path)
         self._columns: list[str] = []
         if self._path.suffix not in (".csv", ".jsonl"):
-            raise TorchleapError(f"A history is written to a file that ends in .csv or .jsonl, but path is {str(path)!r}.")
+            raise TorchleapError(
+                f"A history is written to a file that ends in .csv or .jsonl, but path is {str(path)!r}."
+            )
 
     def at_start(self, run: Run) -> None:
         """Write what the checkpoint knows: looks of a killed run that came after it will come again."""
         make_folder(self._path.parent)
         self._write(run)
 
-    def after_look(self, run: Run, record: Record) -> None:
+    def after_eval(self, run: Run, record: Record) -> None:
         """Append a line."""
         if self._path.suffix == ".csv" and not record.keys() <= set(self._columns):
             self._write(run)  # with a new header
@@ -195,11 +222,13 @@ class HistoryFile(Watcher):
     def _write(self, run: Run) -> None:
         self._columns = list(dict.fromkeys(key for record in run.history for key in record))
         header = _csv_line(self._columns) if self._path.suffix == ".csv" and self._columns else ""
-        write_whole(self._path, header + self._lines(run.history))
+        write_atomically(self._path, header + self._lines(run.history))
 
     def _lines(self, records: Iterable[Record]) -> str:
         if self._path.suffix == ".csv":
-            return "".join(_csv_line([record.get(name, "") for name in self._columns]) for record in records)
+            return "".join(
+                _csv_line([record.get(name, "") for name in self._columns]) for record in records
+            )
         return "".join(_json_line(record) for record in records)
 
 
@@ -220,7 +249,7 @@ class TensorBoard(Watcher):
         tensorboard = import_module("torch.utils.tensorboard")
         self._writer = tensorboard.SummaryWriter(os.fspath(self._folder), purge_step=run.step + 1)
 
-    def after_look(self, run: Run, record: Record) -> None:
+    def after_eval(self, run: Run, record: Record) -> None:
         """Write the numbers, so that a kill loses none."""
         for name, clean in _clean_names(record).items():
             if name != "step":
@@ -243,7 +272,12 @@ class MLflow(Watcher):
         tracking_uri: None is the one in MLFLOW_TRACKING_URI, or else MLflow's default.
     """
 
-    def __init__(self, experiment: str | None = None, run_name: str | None = None, tracking_uri: str | None = None) -> None:
+    def __init__(
+        self,
+        experiment: str | None = None,
+        run_name: str | None = None,
+        tracking_uri: str | None = None,
+    ) -> None:
         self._mlflow = _need("mlflow", "mlflow")
         self._experiment = experiment or os.environ.get("MLFLOW_EXPERIMENT_NAME") or "Default"
         self._run_name, self._uri = run_name, tracking_uri
@@ -271,14 +305,20 @@ class MLflow(Watcher):
                 self._begin(run)
         except (self._mlflow.MlflowException, ImportError) as error:
             reason = str(error).strip().splitlines()[0]
-            raise TorchleapError(f"MLflow cannot begin a run: {reason} Give another tracking_uri=.") from error
+            raise TorchleapError(
+                f"MLflow cannot begin a run: {reason} Give another tracking_uri=."
+            ) from error
 
-    def after_look(self, run: Run, record: Record) -> None:
+    def after_eval(self, run: Run, record: Record) -> None:
         """Log the numbers that MLflow does not know yet."""
         if run.step <= self._logged:
             return
         entity, now = self._mlflow.entities.Metric, time.time_ns() // 1_000_000
-        found = [entity(key, float(record[name]), now, run.step) for name, key in _clean_names(record).items() if name != "step"]
+        found = [
+            entity(key, float(record[name]), now, run.step)
+            for name, key in _clean_names(record).items()
+            if name != "step"
+        ]
         with self._warn(f"the metrics of step {run.step}"):
             for first in range(0, len(found), LARGEST_BATCH):
                 self._client.log_batch(self._id, metrics=found[first : first + LARGEST_BATCH])
@@ -298,11 +338,22 @@ class MLflow(Watcher):
 
     def _begin(self, run: Run) -> None:
         experiment = self._client.get_experiment_by_name(self._experiment)
-        place = experiment.experiment_id if experiment else self._client.create_experiment(self._experiment)
+        place = (
+            experiment.experiment_id
+            if experiment
+            else self._client.create_experiment(self._experiment)
+        )
         self._id = self._client.create_run(place, run_name=self._run_name).info.run_id
-        size = {} if run.task is None else {"fields": len(run.task.fields), "train_rows": len(run.task.train)}
+        size = (
+            {}
+            if run.task is None
+            else {"fields": len(run.task.fields), "train_rows": len(run.task.train)}
+        )
         settings = {**asdict(run.training), **size}
-        self._client.log_batch(self._id, params=[self._mlflow.entities.Param(name, str(v)) for name, v in settings.items()])
+        self._client.log_batch(
+            self._id,
+            params=[self._mlflow.entities.Param(name, str(v)) for name, v in settings.items()],
+        )
 
 
 def _need(module: str, extra: str) -> Any:
@@ -311,7 +362,9 @@ def _need(module: str, extra: str) -> Any:
         return import_module(module)
     except ImportError as error:
         name = module.split(".")[0]
-        raise TorchleapError(f"This callback needs the package {name}. Install it: pip install 'torchleap[{extra}]'.") from error
+        raise TorchleapError(
+            f"This callback needs the package {name}. Install it: pip install 'torchleap[{extra}]'."
+        ) from error
 
 
 def _place(run: Run) -> str:
@@ -349,7 +402,13 @@ def _json_line(record: Record) -> str:
     >>> _json_line({"step": 8, "valid_auc": 0.75, "own": math.nan})
     '{"step": 8, "valid_auc": 0.75, "own": null}\n'
     """
-    return json.dumps({name: value if math.isfinite(value) else None for name, value in record.items()}, default=float) + "\n"
+    return (
+        json.dumps(
+            {name: value if math.isfinite(value) else None for name, value in record.items()},
+            default=float,
+        )
+        + "\n"
+    )
 
 
 def _clean_names(names: Iterable[str]) -> dict[str, str]:

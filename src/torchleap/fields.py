@@ -10,7 +10,8 @@ from dataclasses import asdict, dataclass
 from itertools import accumulate
 from typing import Any
 
-from .errors import FieldError, is_number, is_whole, nearest
+from ._common.checks import is_number, is_whole
+from ._common.errors import FieldError, nearest
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,13 +45,21 @@ class Field:
         if not isinstance(self.name, str) or not self.name:
             found.append(f"a field's name must be a non-empty string, but one is {self.name!r}")
         if not is_whole(self.width) or self.width < 1:
-            found.append(f"the width of {self.name!r} must be a whole number of at least 1, but is {self.width!r}")
+            found.append(
+                f"the width of {self.name!r} must be a whole number of at least 1, but is {self.width!r}"
+            )
         if self.cost is not None and not (is_number(self.cost) and 0 <= self.cost < math.inf):
-            found.append(f"the cost of {self.name!r} must be a finite number of at least 0, but is {self.cost!r}")
+            found.append(
+                f"the cost of {self.name!r} must be a finite number of at least 0, but is {self.cost!r}"
+            )
         if not isinstance(self.protected, bool):
-            found.append(f"protected of {self.name!r} must be True or False, but is {self.protected!r}")
+            found.append(
+                f"protected of {self.name!r} must be True or False, but is {self.protected!r}"
+            )
         if self.group is not None and not isinstance(self.group, str):
-            found.append(f"the group of {self.name!r} must be a string or None, but is {self.group!r}")
+            found.append(
+                f"the group of {self.name!r} must be a string or None, but is {self.group!r}"
+            )
         return found
 
 
@@ -68,12 +77,16 @@ class Fields:
         if isinstance(fields, Mapping):
             fields = [Field(name, width) for name, width in fields.items()]
         if not isinstance(fields, Iterable):
-            raise FieldError(f"Expected a dict name -> width or a list of tl.Field, but found {fields!r}.")
+            raise FieldError(
+                f"Expected a dict name -> width or a list of tl.Field, but found {fields!r}."
+            )
         self._fields: tuple[Field, ...] = tuple(fields)
         _check(self._fields)
         self.names: tuple[str, ...] = tuple(field.name for field in self._fields)
         self.widths: tuple[int, ...] = tuple(field.width for field in self._fields)
-        self.gates: tuple[int, ...] = _number_gates(self._fields)  # one a field or group, by first appearance
+        self.gates: tuple[int, ...] = _number_gates(
+            self._fields
+        )  # one a field or group, by first appearance
         self._index = {name: index for index, name in enumerate(self.names)}
         self._starts = (0, *accumulate(self.widths))
 
@@ -98,7 +111,9 @@ class Fields:
         if columns.start == 0 and columns.stop == self.dims:
             return slice(0, max(self.gates) + 1)
         if columns.start not in self._starts or columns.stop not in self._starts:
-            raise FieldError(f"Columns {columns.start} to {columns.stop} cut through a field. {self.describe()}")
+            raise FieldError(
+                f"Columns {columns.start} to {columns.stop} cut through a field. {self.describe()}"
+            )
         first, last = self._starts.index(columns.start), self._starts.index(columns.stop)
         inside, outside = self.gates[first:last], self.gates[:first] + self.gates[last:]
         if set(inside) & set(outside):
@@ -115,10 +130,17 @@ class Fields:
         """
         grouped = [field.name for field in self if field.group is not None]
         if grouped:
-            raise FieldError(f"Gates per dimension have no groups, but {grouped[0]!r} has one. Leave out one of the two.")
+            raise FieldError(
+                f"Gates per dimension have no groups, but {grouped[0]!r} has one. Leave out one of the two."
+            )
         return Fields(
             [
-                Field(f.name if f.width == 1 else f"{f.name}[{place}]", 1, (f.cost or 0.0) / f.width, f.protected)
+                Field(
+                    f.name if f.width == 1 else f"{f.name}[{place}]",
+                    1,
+                    (f.cost or 0.0) / f.width,
+                    f.protected,
+                )
                 for f in self
                 for place in range(f.width)
             ]
@@ -139,7 +161,9 @@ class Fields:
         try:
             return cls([Field(**record) for record in records])
         except TypeError as error:
-            raise FieldError(f"Expected field records with name, width, cost, protected, group: {error}.") from error
+            raise FieldError(
+                f"Expected field records with name, width, cost, protected, group: {error}."
+            ) from error
 
     def __getitem__(self, name: str) -> Field:
         return self._fields[self.index(name)]
@@ -167,18 +191,28 @@ class Fields:
 def _check(fields: tuple[Field, ...]) -> None:
     """Collect every problem of the list and raise them together."""
     if not fields:
-        raise FieldError("Expected at least one field, but the list is empty. Give name -> width for each input feature.")
+        raise FieldError(
+            "Expected at least one field, but the list is empty. Give name -> width for each input feature."
+        )
     strangers = [field for field in fields if not isinstance(field, Field)]
     if strangers:
-        raise FieldError(f"Expected tl.Field objects or a dict name -> width, but found {strangers[0]!r}.")
+        raise FieldError(
+            f"Expected tl.Field objects or a dict name -> width, but found {strangers[0]!r}."
+        )
     problems = [problem for field in fields for problem in field.problems()]
     names = [field.name for field in fields if isinstance(field.name, str)]
-    problems += [f"the name {name!r} is used {names.count(name)} times" for name in dict.fromkeys(names) if names.count(name) > 1]
+    problems += [
+        f"the name {name!r} is used {names.count(name)} times"
+        for name in dict.fromkeys(names)
+        if names.count(name) > 1
+    ]
     if problems:
         raise FieldError("These fields cannot be used: " + "; ".join(problems) + ".")
 
 
 def _number_gates(fields: tuple[Field, ...]) -> tuple[int, ...]:
     numbers: dict[tuple[str, str], int] = {}
-    keys = [("field", field.name) if field.group is None else ("group", field.group) for field in fields]
+    keys = [
+        ("field", field.name) if field.group is None else ("group", field.group) for field in fields
+    ]
     return tuple(numbers.setdefault(key, len(numbers)) for key in keys)

@@ -10,14 +10,17 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._pytree import tree_map
 
-from . import ranks
-from .errors import AttachError, SelectionError, SurgeryError
+from ._common.errors import AttachError, SelectionError, SurgeryError
+from ._common.text import plural, table
+from .distributed import ranks
+from .distributed.fsdp import at_rest, units, unsharded
 from .fields import Field, Fields
-from .gates import BUFFERS, LeAP
-from .optimizer import GateOptimizer
+from .gates.leap import BUFFERS, LeAP
+from .gates.optimizer import GateOptimizer
+from .gates.settings import Settings
+from .gates.statistics import JOINED
 from .selection import Selection, select
-from .settings import Settings
-from .sites import (
+from .sites.site import (
     HIDDEN,
     Call,
     Side,
@@ -33,9 +36,6 @@ from .sites import (
     sites_of,
 )
 from .surgery import Fill, Plan, prepare
-from .text import plural, table
-from .together import JOINED
-from .unsharded import at_rest, units, unsharded
 
 
 def attach(
@@ -66,13 +66,17 @@ def attach(
     """
     names = list(at) if isinstance(at, Sequence) and not isinstance(at, str) else [at]
     if gates is not None and (fields is not None or settings):
-        raise AttachError("Expected gates= or fields and settings, but found both. A ready LeAP brings its own.")
+        raise AttachError(
+            "Expected gates= or fields and settings, but found both. A ready LeAP brings its own."
+        )
     gates = LeAP(fields, **settings) if gates is None else gates
     sites = _plan_sites(model, names, side, gates)
     if example is not None:
         _try_out(model, sites, gates, example)
     elif gates.fields is None and len(sites) > 1:
-        raise AttachError("Several sites need fields=, or example= to learn them from: the first batch comes too late for all.")
+        raise AttachError(
+            "Several sites need fields=, or example= to learn them from: the first batch comes too late for all."
+        )
     _follow(model, sites, gates)
     gates.train(find_module(model, sites[0].at).training)
     gates.place = " and ".join(site.label for site in sites)
@@ -126,7 +130,9 @@ class Plugin:
     ) -> Selection:
         """Decide which fields to keep by one rule, a threshold of 0.5 if none is given; see `torchleap.selection.select`."""
         self._rest()
-        if self.gates.fields is None or (bool((self.gates.free > 0).any()) and not self.gates.moved):
+        if self.gates.fields is None or (
+            bool((self.gates.free > 0).any()) and not self.gates.moved
+        ):
             raise SelectionError(self._why_no_gate_moved())
         return select(
             self.fields,
@@ -142,7 +148,7 @@ class Plugin:
     def parameter_groups(self, *, gate_lr: float) -> list[dict[str, Any]]:
         """Parameter groups for any optimizer: the model's, with its defaults, and the gates', with a learning rate of their own.
 
-        Gates get no weight decay in any case, see `torchleap.guard`.
+        Gates get no weight decay in any case, see `torchleap.gates.guard`.
 
             optimizer = torch.optim.AdamW(plugin.parameter_groups(gate_lr=1e-2), lr=1e-3)
         """
@@ -156,7 +162,9 @@ class Plugin:
         self._rest()
         return [p for p in self.model.parameters() if p is not self.gates.theta]
 
-    def optimizer(self, strength: float = 0.4, lr: float = 2e-3, optimism: float = 0.0) -> GateOptimizer:
+    def optimizer(
+        self, strength: float = 0.4, lr: float = 2e-3, optimism: float = 0.0
+    ) -> GateOptimizer:
         """An optimizer over the gates alone, whose closing pressure takes the place of `penalty()`.
 
         Args:
@@ -183,7 +191,9 @@ class Plugin:
                 gate_optimizer.step()
         """
         modes = {module: module.training for module in self.model.modules()}
-        others = {p: (p.requires_grad, p.grad) for p in self.model_parameters() if p.is_leaf}  # sharded tables are none
+        others = {
+            p: (p.requires_grad, p.grad) for p in self.model_parameters() if p.is_leaf
+        }  # sharded tables are none
         for module in modes:
             vars(module)["training"] = False  # nn.Module's own way takes as long as a small layer
         vars(self.gates)["training"] = True
@@ -200,9 +210,14 @@ class Plugin:
         try:
             yield
             # a fused optimizer does not count up the version
-            unmoved = own._version == version and torch.equal(own, before) and len(own) > 0  # other ranks may have all gates
+            unmoved = (
+                own._version == version and torch.equal(own, before) and len(own) > 0
+            )  # other ranks may have all gates
             if self.gates.theta.grad is not None and unmoved:
-                warnings.warn("held_out() ends with a gradient on the gates, but no step: call step() within it.", stacklevel=3)
+                warnings.warn(
+                    "held_out() ends with a gradient on the gates, but no step: call step() within it.",
+                    stacklevel=3,
+                )
         finally:
             if averaging is not None:
                 averaging.remove()
@@ -244,7 +259,9 @@ class Plugin:
                     self.gates.measure_nothing(site.columns)
             return answer
 
-        vars(model).update({"_check_global_requires_backward_grad_sync": ask_then_measure, JOINED: True})
+        vars(model).update(
+            {"_check_global_requires_backward_grad_sync": ask_then_measure, JOINED: True}
+        )
         try:
             with model.join(**settings):
                 yield
@@ -280,27 +297,46 @@ class Plugin:
         """
         return self._prepare(selection, fill, example)[1]()
 
-    def _prepare(self, selection: Selection, fill: Fill, example: Any) -> tuple[Plan, Callable[[], nn.Module]]:
+    def _prepare(
+        self, selection: Selection, fill: Fill, example: Any
+    ) -> tuple[Plan, Callable[[], nn.Module]]:
         self._check(selection)
         hooks = [hook for _, hook in hooks_of(self.model)]
         if not all(site in hooks for site in self.sites):
             raise SurgeryError(
                 "The model is no longer attached to this plugin, so there is nothing to prune. Attach and train it."
             )
-        remembered = next((hook.example for hook in hooks if isinstance(hook, Whole) and hook.sites == self.sites), None)
+        remembered = next(
+            (
+                hook.example
+                for hook in hooks
+                if isinstance(hook, Whole) and hook.sites == self.sites
+            ),
+            None,
+        )
         call = remembered if example is None else few_rows(as_call(example), rows=None)
         if call is None:
-            raise SurgeryError("No batch has passed the model since it was attached or compiled: give one, example=batch.")
+            raise SurgeryError(
+                "No batch has passed the model since it was attached or compiled: give one, example=batch."
+            )
         plain = attached(unsharded(self.model)) if units(self.model) else self
-        return prepare(plain.model, plain.gates, plain.sites, selection, self._on_device(call), fill)
+        return prepare(
+            plain.model, plain.gates, plain.sites, selection, self._on_device(call), fill
+        )
 
     def _on_device(self, call: Call) -> Call:
         """The example where the model is now."""
-        moved: Call = tree_map(lambda leaf: leaf.to(self.gates.theta.device) if isinstance(leaf, Tensor) else leaf, call)
+        moved: Call = tree_map(
+            lambda leaf: leaf.to(self.gates.theta.device) if isinstance(leaf, Tensor) else leaf,
+            call,
+        )
         return moved
 
     def _check(self, selection: Selection) -> None:
-        if (selection.fields.names, selection.fields.widths) != (self.fields.names, self.fields.widths):
+        if (selection.fields.names, selection.fields.widths) != (
+            self.fields.names,
+            self.fields.widths,
+        ):
             raise SelectionError(
                 f"The selection is for {selection.fields}, but the model has {self.fields}. Use plugin.select()."
             )
@@ -316,7 +352,10 @@ class Plugin:
 
     def __repr__(self) -> str:
         self._rest()
-        place = ", ".join(repr(site.at or "the model") for site in self.sites) + f" ({self.sites[0].side})"
+        place = (
+            ", ".join(repr(site.at or "the model") for site in self.sites)
+            + f" ({self.sites[0].side})"
+        )
         if self.gates.fields is None:
             return f"LeAP at {place}: fields come from the first batch"
         if self.gates.warming_up:
@@ -337,7 +376,14 @@ class Plugin:
         divergence, sparsity, price = (column[self.gates.field_gate].tolist() for column in columns)
         rows = zip(self.fields, self.scores().values(), divergence, sparsity, price, strict=True)
         cells = [
-            [f.name, f"{score:.4f}", str(f.width), f"{div:.4g}", f"{share:.1%}", "protected" if f.protected else f"{cost:.2e}"]
+            [
+                f.name,
+                f"{score:.4f}",
+                str(f.width),
+                f"{div:.4g}",
+                f"{share:.1%}",
+                "protected" if f.protected else f"{cost:.2e}",
+            ]
             for f, score, div, share, cost in sorted(rows, key=lambda row: (-row[1], row[0].name))
         ]
         return f"{self!r}\n{table(['field', 'gate', 'width', 'divergence', 'sparsity', 'penalty'], cells)}"
@@ -361,15 +407,21 @@ class Plugin:
 def _plan_sites(model: nn.Module, names: list[str], side: Side, gates: LeAP) -> list[Site]:
     """All checks that need no batch; nothing is changed."""
     if units(model):
-        raise AttachError("This model is sharded already, so its ranks would not share the gates. attach() before fully_shard().")
+        raise AttachError(
+            "This model is sharded already, so its ranks would not share the gates. attach() before fully_shard()."
+        )
     if side not in get_args(Side):
         raise AttachError(f"side must be 'input' or 'output', but is {side!r}.")
     if not names or len(set(names)) < len(names):
         raise AttachError(f"at= must name one or more submodules, each once, but is {names}.")
     for _, site in sites_of(model):
-        raise AttachError(f"This model has gates already, {site.label}. Call detach() on its plugin first.")
+        raise AttachError(
+            f"This model has gates already, {site.label}. Call detach() on its plugin first."
+        )
     if any(module is gates for module in model.modules()):
-        raise AttachError("These gates are a part of the model already; attach() needs gates of their own.")
+        raise AttachError(
+            "These gates are a part of the model already; attach() needs gates of their own."
+        )
     if len({id(find_module(model, name)) for name in names}) < len(names):
         raise AttachError(f"at={names} names one submodule twice, under two names. Name it once.")
     sites = [site_at(model, name, side) for name in names]
@@ -385,8 +437,13 @@ def _try_out(model: nn.Module, sites: list[Site], gates: LeAP, example: Any) -> 
         seen.setdefault(site.at, value)
     unseen = [site.at for site in sites if site.at not in seen]
     if unseen:
-        raise AttachError(f"The model never calls {' and '.join(map(repr, unseen))} on the example. Choose another at=.")
-    owners = {site: next(other for other in sites if same_tensor(seen[other.at], seen[site.at])) for site in sites}
+        raise AttachError(
+            f"The model never calls {' and '.join(map(repr, unseen))} on the example. Choose another at=."
+        )
+    owners = {
+        site: next(other for other in sites if same_tensor(seen[other.at], seen[site.at]))
+        for site in sites
+    }
     if gates.fields is None:
         found = [fields_of(seen[site.at], site.label) for site in sites if owners[site] is site]
         gates.lay_out(Fields([field for fields in found for field in fields]))
@@ -398,7 +455,11 @@ def _try_out(model: nn.Module, sites: list[Site], gates: LeAP, example: Any) -> 
             site.gate_value(trial, seen[site.at])
         else:
             own = owners[site] is site
-            site.columns = site.find_columns(trial.known_fields(), seen[site.at]) if own else owners[site].columns
+            site.columns = (
+                site.find_columns(trial.known_fields(), seen[site.at])
+                if own
+                else owners[site].columns
+            )
 
 
 def _watch(model: nn.Module, sites: list[Site], example: Any) -> list[tuple[Site, Any]]:
@@ -435,7 +496,9 @@ def _follow(model: nn.Module, sites: list[Site], gates: LeAP) -> None:
     """Put the gates on the device of their site, or else of the model, in its precision or better."""
     site = find_module(model, sites[0].at)
     for tensor in (*site.parameters(), *site.buffers(), *model.parameters(), *model.buffers()):
-        if tensor.is_floating_point() and not tensor.is_meta:  # tables may be waiting for their place, which the gates are not
+        if (
+            tensor.is_floating_point() and not tensor.is_meta
+        ):  # tables may be waiting for their place, which the gates are not
             precise = tensor.dtype == torch.float64  # promote_types knows no 8-bit floats
             gates.to(device=tensor.device, dtype=torch.float64 if precise else torch.float32)
             return

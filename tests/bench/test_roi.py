@@ -13,9 +13,9 @@ from torchleap.bench.statistics import Sample, mean_of
 from torchleap.bench.tables import signed
 from torchleap.bench.trials import SearchTrial
 from torchleap.methods import Permutation, Random, Shark
-from torchleap.selecting import with_means
+from torchleap.pipeline.decide import with_means
 from torchleap.selection import select
-from torchleap.train import _Loop, evaluate
+from torchleap.training.fit import _Loop, evaluate
 
 from .tiny import MODEL, ONCE, TINY, TRAINING, lines_of
 
@@ -53,25 +53,40 @@ def test_the_plain_model_is_trained_once_for_each_seed_and_lent(done):
     _, _, rates = done
     plain = [rate for rate in rates if rate == TRAINING.lr]
     assert len(plain) == 2
-    assert len(rates) - len(plain) == 2 + 3 * 2 * 3  # fine-tuning: of all fields, and of three methods at three shares
+    assert (
+        len(rates) - len(plain) == 2 + 3 * 2 * 3
+    )  # fine-tuning: of all fields, and of three methods at three shares
     assert set(rates) - set(plain) == {0.3 * TRAINING.lr}
 
 
-@pytest.mark.parametrize("method", [Permutation(), Permutation(share=0.5), Shark(), Shark(rounds=2), Random()])
+@pytest.mark.parametrize(
+    "method", [Permutation(), Permutation(share=0.5), Shark(), Shark(rounds=2), Random()]
+)
 def test_scores_by_the_lent_model_are_those_of_a_search_by_itself(tmp_path, method):
     data = TINY.load()
-    trial = RoiTrial(TINY, MODEL, replace(TRAINING, seed=1), method, Prunings(shares=(0.5,), steps=0))
+    trial = RoiTrial(
+        TINY, MODEL, replace(TRAINING, seed=1), method, Prunings(shares=(0.5,), steps=0)
+    )
     found = trial.run(data, tmp_path / "state" / "trial")
-    assert found["scores"] == tl.search(data.task, model=MODEL, method=method, training=TRAINING, seed=1).scores
+    assert (
+        found["scores"]
+        == tl.search(data.task, model=MODEL, method=method, training=TRAINING, seed=1).scores
+    )
 
 
-@pytest.mark.parametrize(("method", "lent"), [(Shark(), True), (Permutation(), True), (Random(), False)])
+@pytest.mark.parametrize(
+    ("method", "lent"), [(Shark(), True), (Permutation(), True), (Random(), False)]
+)
 def test_the_time_of_the_loan_counts_as_the_methods_own(tmp_path, monkeypatch, method, lent):
     data, prunings = TINY.load(), Prunings(shares=(0.5,), steps=0)
     scores = dict.fromkeys(data.task.fields.names, 1.0)
     monkeypatch.setattr(SearchTrial, "run", lambda *_: {"scores": scores, "seconds": 100.0})
-    plain = FullTrial(TINY, MODEL, TRAINING, prunings).run(data, tmp_path / "state" / "full")["seconds"]
-    found = RoiTrial(TINY, MODEL, TRAINING, method, prunings).run(data, tmp_path / "state" / "trial")["seconds"]
+    plain = FullTrial(TINY, MODEL, TRAINING, prunings).run(data, tmp_path / "state" / "full")[
+        "seconds"
+    ]
+    found = RoiTrial(TINY, MODEL, TRAINING, method, prunings).run(
+        data, tmp_path / "state" / "trial"
+    )["seconds"]
     assert plain > 0
     assert found == (100.0 + plain if lent else 100.0)
 
@@ -84,7 +99,11 @@ def test_shares_of_the_dimensions_go_by_the_scores(done):
             for share, point in zip(PRUNINGS.shares, result["points"], strict=True):
                 kept = select(fields, result["scores"], dims=round((1 - share) * 36))
                 assert (point["share"], point["dropped"]) == (share, list(kept.dropped))
-                assert point["dims"] == sum(fields[name].width for name in point["dropped"]) >= round(share * 36)
+                assert (
+                    point["dims"]
+                    == sum(fields[name].width for name in point["dropped"])
+                    >= round(share * 36)
+                )
                 assert point["fields"] == len(point["dropped"])
             assert result["points"][0]["dropped"] == []
 
@@ -104,11 +123,15 @@ def test_a_pruned_model_sees_means_in_place_of_dropped_fields(done, grid):
     found, *_ = done
     task = found.data.task
     for seed in range(2):
-        plain = tl.retrain(task, model=MODEL, training=grid.training_for(found.data, seed), seed=seed)
+        plain = tl.retrain(
+            task, model=MODEL, training=grid.training_for(found.data, seed), seed=seed
+        )
         assert found.full[seed]["pruned"]["auc"] == plain.metrics["test_auc"]
         for results in found.methods.values():
             for point in results[seed]["points"]:
-                assert point["pruned"]["auc"] == pytest.approx(masked_by_hand(task, plain.model, point["dropped"]), abs=1e-6)
+                assert point["pruned"]["auc"] == pytest.approx(
+                    masked_by_hand(task, plain.model, point["dropped"]), abs=1e-6
+                )
 
 
 def test_differences_are_to_the_model_of_all_fields_after_the_same_fine_tuning(done):
@@ -116,10 +139,16 @@ def test_differences_are_to_the_model_of_all_fields_after_the_same_fine_tuning(d
     for stage in ("pruned", "tuned"):
         for method, means in found.differences(stage).items():
             for place, mean in enumerate(means):
-                own = [found.methods[method][seed]["points"][place][stage]["auc"] for seed in range(2)]
-                assert mean.value == pytest.approx(sum(own[s] - found.full[s][stage]["auc"] for s in range(2)) / 2)
+                own = [
+                    found.methods[method][seed]["points"][place][stage]["auc"] for seed in range(2)
+                ]
+                assert mean.value == pytest.approx(
+                    sum(own[s] - found.full[s][stage]["auc"] for s in range(2)) / 2
+                )
             assert means[0].value == 0  # nothing was pruned, and the fine-tuning was the same
-    assert any(found.full[seed]["pruned"] != found.full[seed]["tuned"] for seed in range(2))  # else it would show nothing
+    assert any(
+        found.full[seed]["pruned"] != found.full[seed]["tuned"] for seed in range(2)
+    )  # else it would show nothing
 
 
 def test_tables_and_curves_show_the_differences_and_what_it_took(done, grid):
@@ -128,20 +157,32 @@ def test_tables_and_curves_show_the_differences_and_what_it_took(done, grid):
     assert "without fine-tuning: tiny, wide_deep" in pruned.title
     assert "after 5 steps of fine-tuning: tiny, wide_deep" in tuned.title
     assert pruned.columns == ("pruned", "dims", "permutation", "shark", "random")
-    assert tuned.rows[2] == ("50%", "18", *(signed(means[2]) for means in found.differences("tuned").values()))
-    level = mean_of([Sample(str(seed), found.full[seed]["tuned"]["auc"]) for seed in range(2)]).value
+    assert tuned.rows[2] == (
+        "50%",
+        "18",
+        *(signed(means[2]) for means in found.differences("tuned").values()),
+    )
+    level = mean_of(
+        [Sample(str(seed), found.full[seed]["tuned"]["auc"]) for seed in range(2)]
+    ).value
     assert tuned.notes[0] == f"All fields: {level:.4f}; 36 dimensions, 14 fields."
     assert [row[0] for row in cost.rows] == ["permutation", "shark", "random"]
     curves = found.curves()
     assert [series["name"] for series in curves[1]["series"]] == ["permutation", "shark", "random"]
     mean = found.differences("pruned")["shark"][2]
     assert curves[0]["series"][1]["points"][2] == [50.0, mean.value, mean.low, mean.high]
-    assert "without fine-tuning" in Report(record_of("Pruning", found.tables(), curves, grid, runner)).html()
+    assert (
+        "without fine-tuning"
+        in Report(record_of("Pruning", found.tables(), curves, grid, runner)).html()
+    )
 
 
 def with_dims(found, dims):
     """The same, but that many dimensions went at the last share for shark."""
-    points = {seed: [*own["points"][:-1], own["points"][-1] | {"dims": dims}] for seed, own in found.methods["shark"].items()}
+    points = {
+        seed: [*own["points"][:-1], own["points"][-1] | {"dims": dims}]
+        for seed, own in found.methods["shark"].items()
+    }
     shark = {seed: own | {"points": points[seed]} for seed, own in found.methods["shark"].items()}
     return replace(found, methods={**found.methods, "shark": shark})
 
@@ -152,7 +193,10 @@ def test_a_share_that_whole_fields_cannot_meet_is_shown_as_it_is(done):
     table = wide.tables()[0]
     mean = wide.differences("pruned")["shark"][2]
     assert table.rows[2][1:4:2] == ("18", f"{signed(mean)} (58%)")
-    assert table.notes[-1] == "(in brackets): the share that went, where it rounds to another; fields go whole."
+    assert (
+        table.notes[-1]
+        == "(in brackets): the share that went, where it rounds to another; fields go whole."
+    )
     assert wide.curves()[0]["series"][1]["points"][2][0] == pytest.approx(100 * 21 / 36)
     same = with_dims(found, 18).tables()[0]
     assert same.rows[2][3] == signed(mean)
@@ -160,8 +204,16 @@ def test_a_share_that_whole_fields_cannot_meet_is_shown_as_it_is(done):
 
 def test_one_seed_claims_no_interval(done):
     found, *_ = done
-    alone = replace(found, full={0: found.full[0]}, methods={method: {0: own[0]} for method, own in found.methods.items()})
-    assert alone.tables()[0].notes[1].startswith("One seed, so there is no interval; paired with the model of all fields")
+    alone = replace(
+        found,
+        full={0: found.full[0]},
+        methods={method: {0: own[0]} for method, own in found.methods.items()},
+    )
+    assert (
+        alone.tables()[0]
+        .notes[1]
+        .startswith("One seed, so there is no interval; paired with the model of all fields")
+    )
     assert found.tables()[0].notes[1].startswith("Mean and 95 % interval over 2 seeds; paired")
 
 
@@ -175,7 +227,12 @@ def test_a_second_run_trains_nothing(done, grid, monkeypatch):
     found, runner, _ = done
     rates, before = trainings(monkeypatch), lines_of(runner.folder)
     (again,) = roi(grid, Runner(runner.folder), PRUNINGS)
-    assert (again.methods, again.full, rates, lines_of(runner.folder)) == (found.methods, found.full, [], before)
+    assert (again.methods, again.full, rates, lines_of(runner.folder)) == (
+        found.methods,
+        found.full,
+        [],
+        before,
+    )
     assert len(before) == 2 + 3 * 2
 
 
@@ -198,7 +255,11 @@ def test_fine_tuning_is_taken_back_where_it_is_worse_on_validation_rows(metric):
     training = replace(TRAINING, epochs=3, lr=0.01, metric=metric)
     plugin = with_means(tl.retrain(data.task, model=MODEL, training=training).model, data.task, 0)
     before = copy.deepcopy(plugin.model.state_dict())
-    kept = select(data.task.fields, {name: float(name in data.useful) for name in data.task.fields.names}, share=0.5)
+    kept = select(
+        data.task.fields,
+        {name: float(name in data.useful) for name in data.task.fields.names},
+        share=0.5,
+    )
     cut = plugin.prune(kept, example=next(iter(data.task.valid.batches(60))).inputs)
     gains = []
     for rate, seed in ((0.03, 0), (0.1, 1), (0.3, 2), (100.0, 0), (100.0, 1), (100.0, 2)):
@@ -206,10 +267,17 @@ def test_fine_tuning_is_taken_back_where_it_is_worse_on_validation_rows(metric):
         after = fine_tuned(trial, data, plugin, kept)
         change = evaluate(after, data.task.valid)[metric] - evaluate(cut, data.task.valid)[metric]
         gains.append(-change if metric == "log_loss" else change)
-        same = all(torch.equal(tensor, after.state_dict()[name]) for name, tensor in cut.state_dict().items())
+        same = all(
+            torch.equal(tensor, after.state_dict()[name])
+            for name, tensor in cut.state_dict().items()
+        )
         assert same == (gains[-1] == 0), gains
-    assert min(gains) == 0 < max(gains), gains  # some were better, some were taken back, none is worse
-    assert all(torch.equal(tensor, plugin.model.state_dict()[name]) for name, tensor in before.items())
+    assert min(gains) == 0 < max(gains), (
+        gains
+    )  # some were better, some were taken back, none is worse
+    assert all(
+        torch.equal(tensor, plugin.model.state_dict()[name]) for name, tensor in before.items()
+    )
 
 
 def refuse(trial, seed, monkeypatch):
@@ -235,24 +303,41 @@ def test_a_failed_search_leaves_the_others_and_the_models_to_go_on_from(tmp_path
     assert len(list(tmp_path.glob("state/full-*.pt"))) == 2
     rates = trainings(monkeypatch)
     (again,) = roi(grid, Runner(tmp_path), prunings)
-    assert (rates, list(again.methods["random"]), list(tmp_path.glob("state/*"))) == ([], [0, 1], [])
+    assert (rates, list(again.methods["random"]), list(tmp_path.glob("state/*"))) == (
+        [],
+        [0, 1],
+        [],
+    )
 
 
-def test_pairs_stay_pairs_when_the_model_of_all_fields_fails_for_one_seed(tmp_path, monkeypatch, done):
+def test_pairs_stay_pairs_when_the_model_of_all_fields_fails_for_one_seed(
+    tmp_path, monkeypatch, done
+):
     refuse(FullTrial, 0, monkeypatch)
-    (found,) = roi(Grid.of([TINY], ("random",), search_seeds=2, training=ONCE), Runner(tmp_path), PRUNINGS)
+    (found,) = roi(
+        Grid.of([TINY], ("random",), search_seeds=2, training=ONCE), Runner(tmp_path), PRUNINGS
+    )
     whole, *_ = done
     assert (list(found.full), list(found.methods["random"])) == ([1], [1])
-    own, full = whole.methods["random"][1]["points"][2]["pruned"]["auc"], whole.full[1]["pruned"]["auc"]
+    own, full = (
+        whole.methods["random"][1]["points"][2]["pruned"]["auc"],
+        whole.full[1]["pruned"]["auc"],
+    )
     assert found.differences("pruned")["random"][2].value == own - full
     assert len(found.tables()) == 3
-    assert found.curves()[0]["series"][0]["points"][2] == [50.0, own - full, None, None]  # one seed has no interval
+    assert found.curves()[0]["series"][0]["points"][2] == [
+        50.0,
+        own - full,
+        None,
+        None,
+    ]  # one seed has no interval
 
 
 def test_without_any_model_of_all_fields_there_is_nothing_to_compare_with(tmp_path, monkeypatch):
     refuse(FullTrial, 0, monkeypatch)
     with pytest.raises(
-        TorchleapError, match="No model of all fields could be trained: tiny: train on all fields, seed 0: Not this"
+        TorchleapError,
+        match="No model of all fields could be trained: tiny: train on all fields, seed 0: Not this",
     ):
         roi(Grid.of([TINY], ("random",), search_seeds=1, training=ONCE), Runner(tmp_path), PRUNINGS)
 

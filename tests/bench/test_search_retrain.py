@@ -35,7 +35,9 @@ def slowly(grid, data, method, share, search_seed, retrain_seed):
     training = grid.training_for(data, 0)
     selection = None
     if method != "none":
-        found = tl.search(data.task, model=MODEL, method=method, training=training, seed=search_seed)
+        found = tl.search(
+            data.task, model=MODEL, method=method, training=training, seed=search_seed
+        )
         selection = found.select(share=share)
     result = tl.retrain(data.task, selection, model=MODEL, training=training, seed=retrain_seed)
     return result.metrics, data.task.fields.names if selection is None else selection.kept
@@ -61,13 +63,25 @@ def test_equal_sets_of_fields_are_trained_once(grid, done):
     wanted = set()
     for name, data in result.data.items():
         for method in METHODS:
-            scores = [None] if method == "none" else [r["scores"] for r in result.searches[name, "wide_deep", method].values()]
-            kept = {None if own is None else kept_by(data, own, share) for own in scores for share in SHARES}
+            scores = (
+                [None]
+                if method == "none"
+                else [r["scores"] for r in result.searches[name, "wide_deep", method].values()]
+            )
+            kept = {
+                None if own is None else kept_by(data, own, share)
+                for own in scores
+                for share in SHARES
+            }
             wanted |= {(name, fields, seed) for fields in kept for seed in range(2)}
     settings = [r["settings"] for r in records if r["settings"]["trial"] == "RetrainTrial"]
-    found = Counter((s["data"]["name"], s["kept"] and tuple(s["kept"]), s["training"]["seed"]) for s in settings)
+    found = Counter(
+        (s["data"]["name"], s["kept"] and tuple(s["kept"]), s["training"]["seed"]) for s in settings
+    )
     assert found == Counter(wanted)
-    assert sum(r["settings"]["trial"] == "SearchTrial" for r in records) == 2 * 3 * 2  # none is not searched for
+    assert (
+        sum(r["settings"]["trial"] == "SearchTrial" for r in records) == 2 * 3 * 2
+    )  # none is not searched for
     assert len(wanted) < 2 * (3 * 2 * 2 + 1) * 2  # some are shared, or this shows nothing
 
 
@@ -110,10 +124,16 @@ def test_tables_show_means_verdicts_and_the_summary(done):
             mean = mean_of(list(own.values()))
             means[method, name] = mean.value
             cell = shown[method][place]
-            assert cell in ([interval_text(mean)] if method == "leap" else [f"{interval_text(mean)} {mark}" for mark in "<>="])
+            assert cell in (
+                [interval_text(mean)]
+                if method == "leap"
+                else [f"{interval_text(mean)} {mark}" for mark in "<>="]
+            )
     best = {name: max(means[method, name] for method in METHODS) for name in result.data}
     for method in METHODS:
-        assert float(shown[method][2]) == pytest.approx(sum(means[method, n] / best[n] for n in best) / 2, abs=6e-5)
+        assert float(shown[method][2]) == pytest.approx(
+            sum(means[method, n] / best[n] for n in best) / 2, abs=6e-5
+        )
         ranks = [1 + sum(means[other, n] > means[method, n] for other in METHODS) for n in best]
         assert float(shown[method][3]) == pytest.approx(sum(ranks) / 2, abs=0.06)
 
@@ -122,7 +142,9 @@ def made(samples, grid=None, metric="auc"):
     """A result by hand: method -> pair -> value, on one set at one share."""
     grid = grid or Grid.of([TINY], list(samples), shares=(0.5,), training=ONCE)
     metrics = {
-        ("tiny", "wide_deep", 0.5, method): {metric: {pair: Sample(f"{method} {pair}", v) for pair, v in own.items()}}
+        ("tiny", "wide_deep", 0.5, method): {
+            metric: {pair: Sample(f"{method} {pair}", v) for pair, v in own.items()}
+        }
         for method, own in samples.items()
     }
     return SearchRetrain(grid, {"tiny": DataSet("tiny", None, 32)}, metrics, {})
@@ -141,12 +163,25 @@ def made(samples, grid=None, metric="auc"):
             3,
             "Mean and 95 % interval over 1 search seed x 3 retrain seeds; seeds that led to the same fields count as one run.",
         ),
-        (1, 1, "1 search seed x 1 retrain seed: one run each, so there is no interval, and no lead counts as one."),
+        (
+            1,
+            1,
+            "1 search seed x 1 retrain seed: one run each, so there is no interval, and no lead counts as one.",
+        ),
     ],
 )
 def test_notes_count_the_seeds(search_seeds, retrain_seeds, note):
-    grid = Grid.of([TINY], ["leap", "lasso"], shares=(0.5,), search_seeds=search_seeds, retrain_seeds=retrain_seeds)
-    assert table_named(made({"leap": {(0, 0): 0.7}, "lasso": {(0, 0): 0.6}}, grid), "AUC").notes[0] == note
+    grid = Grid.of(
+        [TINY],
+        ["leap", "lasso"],
+        shares=(0.5,),
+        search_seeds=search_seeds,
+        retrain_seeds=retrain_seeds,
+    )
+    assert (
+        table_named(made({"leap": {(0, 0): 0.7}, "lasso": {(0, 0): 0.6}}, grid), "AUC").notes[0]
+        == note
+    )
 
 
 def test_lower_log_loss_is_better_in_verdicts_and_ranks():
@@ -156,19 +191,33 @@ def test_lower_log_loss_is_better_in_verdicts_and_ranks():
         "random": {(0, 0): 0.30, (0, 1): 0.31, (1, 0): 0.301},
     }
     loss = cells(table_named(made(clear, metric="log_loss"), "log loss, 50%"))
-    assert {method: row[0][-1] for method, row in loss.items() if method != "leap"} == {"lasso": "<", "random": ">"}
+    assert {method: row[0][-1] for method, row in loss.items() if method != "leap"} == {
+        "lasso": "<",
+        "random": ">",
+    }
     assert {method: row[1:] for method, row in loss.items()} == {
         "leap": ["0.4033", "2.0"],
         "lasso": ["0.5037", "3.0"],
         "random": ["0.3037", "1.0"],
     }
     area = cells(table_named(made(clear), "AUC, 50%"))
-    assert {method: row[0][-1] for method, row in area.items() if method != "leap"} == {"lasso": ">", "random": "<"}
-    assert {method: row[2] for method, row in area.items()} == {"leap": "2.0", "lasso": "1.0", "random": "3.0"}
+    assert {method: row[0][-1] for method, row in area.items() if method != "leap"} == {
+        "lasso": ">",
+        "random": "<",
+    }
+    assert {method: row[2] for method, row in area.items()} == {
+        "leap": "2.0",
+        "lasso": "1.0",
+        "random": "3.0",
+    }
 
 
 def test_methods_that_share_no_seed_with_leap_are_shown_without_a_verdict():
-    shown = cells(table_named(made({"leap": {(0, 0): 0.7}, "lasso": {(1, 0): 0.6}, "random": {(0, 0): 0.5}}), "AUC"))
+    shown = cells(
+        table_named(
+            made({"leap": {(0, 0): 0.7}, "lasso": {(1, 0): 0.6}, "random": {(0, 0): 0.5}}), "AUC"
+        )
+    )
     assert [row[0] for row in shown.values()] == ["0.7000", "0.6000", "0.5000 ="]
 
 
@@ -180,15 +229,23 @@ def broken_lasso(monkeypatch):
     monkeypatch.setattr(Lasso, "score", refuse)
 
 
-def test_a_method_whose_search_fails_is_shown_as_a_dash_and_the_others_are_there(broken_lasso, tmp_path):
+def test_a_method_whose_search_fails_is_shown_as_a_dash_and_the_others_are_there(
+    broken_lasso, tmp_path
+):
     runner = Runner(tmp_path)
-    result = search_retrain(Grid.of([TINY], ("random", "lasso", "none"), shares=(0.5,), search_seeds=1, training=ONCE), runner)
+    result = search_retrain(
+        Grid.of([TINY], ("random", "lasso", "none"), shares=(0.5,), search_seeds=1, training=ONCE),
+        runner,
+    )
     shown = cells(table_named(result, "AUC, 50%"))
     assert shown["lasso"] == ["-", "-", "-"]
     assert "-" not in shown["random"] + shown["none"]
     assert cells(table_named(result, "Seconds"))["lasso"] == ["-"]
     assert cells(table_named(result, "F1"))["lasso"] == ["-", "-"]
-    assert table_named(result, "F1").title == "F1 on useful fields, 1 data set of which the truth is known, wide_deep"
+    assert (
+        table_named(result, "F1").title
+        == "F1 on useful fields, 1 data set of which the truth is known, wide_deep"
+    )
     assert list(runner.failures.values()) == ["tiny: search by Lasso, seed 0: Lasso cannot."]
 
 
@@ -207,11 +264,13 @@ def test_a_search_that_fails_for_one_seed_leaves_the_pairs_of_the_other(monkeypa
     assert (list(found["none"]), list(found["random"])) == ([(0, 0), (1, 0)], [(1, 0)])
 
 
-def test_a_second_run_does_nothing_anew_and_a_larger_one_only_what_is_missing(grid, done, monkeypatch):
+def test_a_second_run_does_nothing_anew_and_a_larger_one_only_what_is_missing(
+    grid, done, monkeypatch
+):
     result, runner = done
     before = lines_of(runner.folder)
     standings = []
-    again = search_retrain(grid, Runner(runner.folder, tell=standings.append))
+    again = search_retrain(grid, Runner(runner.folder, on_progress=standings.append))
     assert (again.metrics, standings, lines_of(runner.folder)) == (result.metrics, [], before)
     larger = Grid.of([TINY], ("random",), shares=SHARES, retrain_seeds=3, training=ONCE)
     search_retrain(larger, Runner(runner.folder))
@@ -232,14 +291,23 @@ def world(useful, source=None):
         ("ab", {}, {"a": 0.9, "b": 0.5, "c": 0.1}, 1.0, 2 / 3),  # open is above the threshold
         ("ab", {}, {"a": 0.9, "b": 0.8, "c": 0.7}, 1.0, 0.8),
         ("ab", {}, {"a": 0.1, "b": 0.2, "c": 0.3}, 0.5, 0.0),
-        ("ab", {"A": "a"}, {"a": 0.1, "A": 0.9, "b": 0.8, "c": 0.2}, 1.0, 1.0),  # the copy stands for its source
+        (
+            "ab",
+            {"A": "a"},
+            {"a": 0.1, "A": 0.9, "b": 0.8, "c": 0.2},
+            1.0,
+            1.0,
+        ),  # the copy stands for its source
         ("ab", {"A": "a"}, {"a": 0.9, "A": 0.8, "b": 0.7, "c": 0.1}, 1.0, 1.0),  # both are one
         ("ab", {"A": "a"}, {"a": 0.9, "A": 0.8, "b": 0.1, "c": 0.2}, 0.5, 2 / 3),
         ("ab", {"A": "a", "B": "b"}, {"A": 0.9, "B": 0.9, "a": 0.0, "b": 0.0, "c": 0.6}, 1.0, 0.8),
     ],
 )
 def test_the_truth_is_found_by_hand(useful, source, scores, best, opened):
-    assert truth_found(world(useful, source), scores) == (pytest.approx(best), pytest.approx(opened))
+    assert truth_found(world(useful, source), scores) == (
+        pytest.approx(best),
+        pytest.approx(opened),
+    )
 
 
 def test_the_table_of_the_truth_shows_open_gates_of_leap_alone(done):
@@ -249,7 +317,9 @@ def test_the_table_of_the_truth_shows_open_gates_of_leap_alone(done):
     assert [row[1] == "-" for row in shown.values()] == [False, True, True]
     data = result.data["tiny"]
     two = [
-        truth_found(d, r["scores"])[0] for n, d in result.data.items() for r in result.searches[n, "wide_deep", "lasso"].values()
+        truth_found(d, r["scores"])[0]
+        for n, d in result.data.items()
+        for r in result.searches[n, "wide_deep", "lasso"].values()
     ]
     assert float(shown["lasso"][0].split()[0]) == pytest.approx(sum(two) / 4, abs=6e-5)
     assert all(name in data.task.fields.names for name in data.useful)

@@ -10,9 +10,20 @@ from scipy import stats
 from sklearn.metrics import f1_score
 
 from torchleap import TorchleapError
-from torchleap.bench.statistics import Sample, compare, f1, holm, mean_of, mean_ranks, polarisation, ranks
+from torchleap.bench.statistics import (
+    Sample,
+    compare,
+    f1,
+    holm,
+    mean_of,
+    mean_ranks,
+    polarisation,
+    ranks,
+)
 
-VALUES = st.lists(st.integers(-1000, 1000).map(lambda number: number / 1000), min_size=2, max_size=8)
+VALUES = st.lists(
+    st.integers(-1000, 1000).map(lambda number: number / 1000), min_size=2, max_size=8
+)
 REPEATED = st.lists(st.tuples(st.integers(-1000, 1000), st.integers(1, 5)), min_size=2, max_size=6)
 P_VALUES = st.lists(st.floats(0, 1) | st.just(math.nan), max_size=10)
 NAMES = [f"field {number}" for number in range(6)]
@@ -34,9 +45,19 @@ def half_width(mean):
 def error_by_loops(values, weights):
     """The weighted mean and the square of its standard error, in exact fractions, from the formulas of the docs."""
     runs, total = len(values), Fraction(sum(weights))
-    mean = sum(weight * Fraction(value) for value, weight in zip(values, weights, strict=True)) / total
-    spread = sum(weight * (Fraction(value) - mean) ** 2 for value, weight in zip(values, weights, strict=True)) / total
-    return mean, spread * runs / (runs - 1) * sum(Fraction(weight) ** 2 for weight in weights) / total**2
+    mean = (
+        sum(weight * Fraction(value) for value, weight in zip(values, weights, strict=True)) / total
+    )
+    spread = (
+        sum(
+            weight * (Fraction(value) - mean) ** 2
+            for value, weight in zip(values, weights, strict=True)
+        )
+        / total
+    )
+    return mean, spread * runs / (runs - 1) * sum(
+        Fraction(weight) ** 2 for weight in weights
+    ) / total**2
 
 
 @given(VALUES)
@@ -46,19 +67,27 @@ def test_without_repeats_the_interval_is_student_s(values):
     if len(set(values)) == 1:
         assert found.low == found.value == found.high == values[0]
         return
-    low, high = stats.t.interval(0.95, len(values) - 1, loc=np.mean(values), scale=stats.sem(values))
+    low, high = stats.t.interval(
+        0.95, len(values) - 1, loc=np.mean(values), scale=stats.sem(values)
+    )
     assert (found.low, found.high) == (pytest.approx(low, abs=1e-9), pytest.approx(high, abs=1e-9))
 
 
 @given(REPEATED)
 def test_repeats_weigh_in_the_mean_and_the_interval_counts_distinct_runs(rows):
-    samples = [Sample(f"run {place}", value) for place, (value, weight) in enumerate(rows) for _ in range(weight)]
+    samples = [
+        Sample(f"run {place}", value)
+        for place, (value, weight) in enumerate(rows)
+        for _ in range(weight)
+    ]
     found = mean_of(samples[::2] + samples[1::2])  # the order of samples does not matter
     values, weights = zip(*rows, strict=True)
     mean, squared_error = error_by_loops(values, weights)
     assert found.runs == len(rows)
     assert found.value == pytest.approx(float(mean), abs=1e-9)
-    assert half_width(found) == pytest.approx(stats.t.ppf(0.975, len(rows) - 1) * math.sqrt(squared_error), abs=1e-6)
+    assert half_width(found) == pytest.approx(
+        stats.t.ppf(0.975, len(rows) - 1) * math.sqrt(squared_error), abs=1e-6
+    )
 
 
 @given(VALUES, st.integers(2, 5))
@@ -69,7 +98,11 @@ def test_repeating_every_run_changes_nothing(values, times):
 
 @given(REPEATED)
 def test_a_repeated_run_gives_a_wider_interval_than_a_fresh_run_of_the_same_value(rows):
-    repeated = [Sample(f"run {place}", value) for place, (value, weight) in enumerate(rows) for _ in range(weight)]
+    repeated = [
+        Sample(f"run {place}", value)
+        for place, (value, weight) in enumerate(rows)
+        for _ in range(weight)
+    ]
     fresh = samples_of([sample.value for sample in repeated])
     wide, narrow = half_width(mean_of(repeated)), half_width(mean_of(fresh))
     assert wide >= narrow * (1 - 1e-12)
@@ -79,11 +112,15 @@ def test_a_repeated_run_gives_a_wider_interval_than_a_fresh_run_of_the_same_valu
 
 def test_the_interval_covers_the_truth_as_often_as_it_says_despite_repeats():
     """Two of three searches agree: six distinct retrained runs stand for nine."""
-    dice = np.random.default_rng(0)
+    rng = np.random.default_rng(0)
     weights = (2, 2, 2, 1, 1, 1)
     hits = []
-    for values in dice.normal(size=(3000, 6)):
-        samples = [sample for sample, weight in zip(samples_of(values), weights, strict=True) for _ in range(weight)]
+    for values in rng.normal(size=(3000, 6)):
+        samples = [
+            sample
+            for sample, weight in zip(samples_of(values), weights, strict=True)
+            for _ in range(weight)
+        ]
         found = mean_of(samples)
         hits.append(found.low < 0 < found.high)
     assert np.mean(hits) == pytest.approx(0.95, abs=0.015)
@@ -111,14 +148,24 @@ def test_without_repeats_p_is_the_paired_t_test_s(rows):
 
 @given(VALUES)
 def test_the_raw_p_is_below_five_per_cent_where_the_interval_leaves_out_zero(values):
-    found = compare({"a": by_seed("a", values), "b": by_seed("b", [0.0] * len(values))}, reference="b")["a"]
+    found = compare(
+        {"a": by_seed("a", values), "b": by_seed("b", [0.0] * len(values))}, reference="b"
+    )["a"]
     if min(abs(found.difference.low), abs(found.difference.high)) > 1e-9:
         assert (found.p < 0.05) == (found.difference.low > 0 or found.difference.high < 0)
 
 
 def test_a_pair_of_runs_that_stands_for_two_search_seeds_is_one_observation():
-    a = {(search, retrain): Sample(f"a {retrain}", 0.8 + 0.01 * retrain) for search in range(3) for retrain in range(3)}
-    b = {(search, retrain): Sample(f"b {retrain}", 0.79 + 0.012 * retrain) for search in range(3) for retrain in range(3)}
+    a = {
+        (search, retrain): Sample(f"a {retrain}", 0.8 + 0.01 * retrain)
+        for search in range(3)
+        for retrain in range(3)
+    }
+    b = {
+        (search, retrain): Sample(f"b {retrain}", 0.79 + 0.012 * retrain)
+        for search in range(3)
+        for retrain in range(3)
+    }
     found = compare({"a": a, "b": b}, reference="b")["a"]
     assert found.difference.runs == 3
     first_search = [[own[0, retrain].value for retrain in range(3)] for own in (a, b)]
@@ -161,7 +208,11 @@ def test_one_observation_is_a_tie_without_p_and_is_no_test_to_adjust_for():
     }
     found = compare(samples, reference="reference")
     assert list(found) == ["once", "far", "low"]
-    assert {method: row.verdict for method, row in found.items()} == {"once": "tie", "far": "better", "low": "worse"}
+    assert {method: row.verdict for method, row in found.items()} == {
+        "once": "tie",
+        "far": "better",
+        "low": "worse",
+    }
     assert math.isnan(found["once"].p)
     assert math.isnan(found["once"].adjusted)
     assert math.isnan(found["once"].difference.low)
@@ -172,19 +223,29 @@ def test_the_adjusted_p_decides_the_verdict():
     reference = [0.80, 0.81, 0.79, 0.80]
     lifts = [0.012, 0.002, 0.013, 0.008]
     good = by_seed("good", [value + lift for value, lift in zip(reference, lifts, strict=True)])
-    noise = {f"noise {number}": by_seed(f"noise {number}", [0.80, 0.79, 0.80, 0.81]) for number in range(3)}
+    noise = {
+        f"noise {number}": by_seed(f"noise {number}", [0.80, 0.79, 0.80, 0.81])
+        for number in range(3)
+    }
     alone = compare({"good": good, "r": by_seed("r", reference)}, reference="r")["good"]
     among = compare({"good": good, "r": by_seed("r", reference), **noise}, reference="r")["good"]
     assert alone.p == among.p < 0.05 < among.adjusted == pytest.approx(4 * among.p)
     assert (alone.verdict, among.verdict) == ("better", "tie")
-    assert compare({"good": good, "r": by_seed("r", reference), **noise}, reference="r", alpha=0.2)["good"].verdict == "better"
+    assert (
+        compare({"good": good, "r": by_seed("r", reference), **noise}, reference="r", alpha=0.2)[
+            "good"
+        ].verdict
+        == "better"
+    )
 
 
 def holm_by_definition(p):
     """Adjusted p of a test: the greatest of (tests left) * p over the tests that are at least as clear."""
     known = sorted(value for value in p if not math.isnan(value))
     return [
-        max(min(1.0, (len(known) - place) * known[place]) for place in range(known.index(value) + 1))
+        max(
+            min(1.0, (len(known) - place) * known[place]) for place in range(known.index(value) + 1)
+        )
         if not math.isnan(value)
         else value
         for value in p
@@ -218,7 +279,11 @@ def test_ranks_equal_scipy_s_and_sum_to_those_of_all_places(values):
 
 
 def test_mean_ranks_average_over_data_sets_in_any_order():
-    table = {"leap": {"a": 0.9, "b": 0.7}, "shark": {"b": 0.8, "a": 0.8}, "lasso": {"a": 0.7, "b": 0.7}}
+    table = {
+        "leap": {"a": 0.9, "b": 0.7},
+        "shark": {"b": 0.8, "a": 0.8},
+        "lasso": {"a": 0.7, "b": 0.7},
+    }
     assert mean_ranks(table) == {"leap": 1.75, "shark": 1.5, "lasso": 2.75}
 
 
@@ -243,13 +308,30 @@ def test_polarisation_counts_its_borders():
         (lambda: mean_of([]), "at least one sample"),
         (lambda: mean_of([Sample("a", 0.1), Sample("a", 0.2)]), "'a' has 0.1 and 0.2"),
         (lambda: mean_of([Sample("a", math.nan)]), "'a' has nan"),
-        (lambda: compare({"leap": by_seed("leap", [0.1])}, reference="lep"), "reference 'lep'.*Did you mean 'leap'"),
         (
-            lambda: compare({"a": {1: Sample("a", 0.1)}, "b": {2: Sample("b", 0.1)}, "c": {}, "d": {2: Sample("d", 0.1)}}, "b"),
+            lambda: compare({"leap": by_seed("leap", [0.1])}, reference="lep"),
+            "reference 'lep'.*Did you mean 'leap'",
+        ),
+        (
+            lambda: compare(
+                {
+                    "a": {1: Sample("a", 0.1)},
+                    "b": {2: Sample("b", 0.1)},
+                    "c": {},
+                    "d": {2: Sample("d", 0.1)},
+                },
+                "b",
+            ),
             "share none: 'a', 'c'. Run",
         ),
-        (lambda: compare({"a": {1: Sample("same", 0.1)}, "b": {1: Sample("same", 0.2)}}, "b"), "'same' has 0.1 and 0.2"),
-        (lambda: compare({"a": by_seed("a", [0.1])}, "a", alpha=5), "alpha must be between 0 and 1, but is 5"),
+        (
+            lambda: compare({"a": {1: Sample("same", 0.1)}, "b": {1: Sample("same", 0.2)}}, "b"),
+            "'same' has 0.1 and 0.2",
+        ),
+        (
+            lambda: compare({"a": by_seed("a", [0.1])}, "a", alpha=5),
+            "alpha must be between 0 and 1, but is 5",
+        ),
         (lambda: holm([0.5, 1.5]), "found 1.5"),
         (lambda: ranks({"a": 0.1, "b": math.nan}), "NaN: 'b'"),
         (lambda: mean_ranks({}), "empty"),

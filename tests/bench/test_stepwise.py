@@ -75,19 +75,25 @@ def grid():
     return Grid.of([TINY], "leap", retrain_seeds=3, training=ONCE)
 
 
-def test_retained_fields_come_one_by_one_by_their_gates_then_each_other_at_the_peak(trained, grid, tmp_path):
+def test_retained_fields_come_one_by_one_by_their_gates_then_each_other_at_the_peak(
+    trained, grid, tmp_path
+):
     (found,) = stepwise(grid, Runner(tmp_path))
     names = found.data.task.fields.names
     retained = list(GATES)[:4]
     assert [step.added for step in found.steps[:8]] == list(GATES)
     assert [step.gate for step in found.steps] == [*GATES.values(), *[0.01] * 6]
-    assert [step.retained for step in found.steps] == [True] * 4 + [False] * 10  # a gate of 0.5 is not open
+    assert [step.retained for step in found.steps] == [True] * 4 + [
+        False
+    ] * 10  # a gate of 0.5 is not open
     assert [step.added for step in found.steps if step.peak] == ["main_sparse_1"]
     wanted = [retained[: n + 1] for n in range(4)]
     wanted += [[*retained[:3], name] for name in names if name not in retained]
     wanted += [[name] for name in names if name not in retained]
     ordered = {tuple(name for name in names if name in kept) for kept in wanted}
-    assert sorted(trained) == sorted((kept, seed) for kept in ordered for seed in range(3))  # each once
+    assert sorted(trained) == sorted(
+        (kept, seed) for kept in ordered for seed in range(3)
+    )  # each once
 
 
 def test_labels_differences_and_metrics_of_the_steps(trained, grid, tmp_path):
@@ -108,10 +114,27 @@ def test_labels_differences_and_metrics_of_the_steps(trained, grid, tmp_path):
     for name in list(GATES)[1:]:
         assert steps[name].difference.value == pytest.approx(EFFECT.get(name, 0.0), abs=1e-12), name
     assert steps["main_sparse_1"].metric.value == pytest.approx(0.656)  # over the seeds
-    assert steps["pair_1_a"].metric.value == pytest.approx(0.676)  # with the peak, not with the last
+    assert steps["pair_1_a"].metric.value == pytest.approx(
+        0.676
+    )  # with the peak, not with the last
     (table,) = found.tables()
-    assert table.columns == ("step", "fields", "zone", "gate", "validation AUC", "difference", "label")
-    assert table.rows[0][:4] + table.rows[0][5:] == ("1", "[main_dense_1]", "retained", "0.990", None, "strong")
+    assert table.columns == (
+        "step",
+        "fields",
+        "zone",
+        "gate",
+        "validation AUC",
+        "difference",
+        "label",
+    )
+    assert table.rows[0][:4] + table.rows[0][5:] == (
+        "1",
+        "[main_dense_1]",
+        "retained",
+        "0.990",
+        None,
+        "strong",
+    )
     assert table.rows[2][1] == "+ main_sparse_1 (peak)"
     assert table.rows[4][1:3] + table.rows[4][-1:] == ("+ copy_1", "suppressed", "redundant")
     assert table.notes[0].startswith("Mean and 95 % interval over 3 seeds; ")
@@ -124,8 +147,13 @@ def test_one_seed_says_what_its_labels_rest_on(trained, tmp_path):
     (table,) = found.tables()
     assert "±" not in table.text()
     assert table.notes[0].startswith("One seed, so there is no interval; ")
-    assert table.notes[1].endswith("so no other gain or loss counts as beyond it: give more --seeds.")
-    assert {step.label for step in found.steps[1:]} == {"redundant", "no impact"}  # as the note says
+    assert table.notes[1].endswith(
+        "so no other gain or loss counts as beyond it: give more --seeds."
+    )
+    assert {step.label for step in found.steps[1:]} == {
+        "redundant",
+        "no impact",
+    }  # as the note says
 
 
 def test_if_no_gate_is_open_the_best_one_is_retained(trained, grid, tmp_path, monkeypatch):
@@ -134,24 +162,36 @@ def test_if_no_gate_is_open_the_best_one_is_retained(trained, grid, tmp_path, mo
     scores = dict.fromkeys(names, 0.1) | {"pair_1_a": 0.2}
     monkeypatch.setattr(SearchTrial, "run", lambda *_: {"scores": scores, "gates": gates})
     (found,) = stepwise(grid, Runner(tmp_path))
-    assert [(step.added, step.peak) for step in found.steps if step.retained] == [("pair_1_a", True)]
+    assert [(step.added, step.peak) for step in found.steps if step.retained] == [
+        ("pair_1_a", True)
+    ]
 
 
 def test_many_gates_become_quantiles_and_a_report_shows_them(trained, grid, tmp_path):
     runner = Runner(tmp_path)
     (found,) = stepwise(grid, runner)
     lines, polar = found.curves()
-    assert [series["name"] for series in lines["series"]] == [f"{n}% quantile" for n in (5, 25, 50, 75, 95)]
+    assert [series["name"] for series in lines["series"]] == [
+        f"{n}% quantile" for n in (5, 25, 50, 75, 95)
+    ]
     ends = [series["points"][-1] for series in lines["series"]]
     values = [gates[-1] for gates in found.gates["gates"].values()]
-    assert ends == [[30, pytest.approx(np.quantile(values, q)), None, None] for q in (0.05, 0.25, 0.5, 0.75, 0.95)]
+    assert ends == [
+        [30, pytest.approx(np.quantile(values, q)), None, None]
+        for q in (0.05, 0.25, 0.5, 0.75, 0.95)
+    ]
     assert polar["series"][0]["points"] == [[15, 1.0, None, None], [30, 0.5, None, None]]
-    assert "Polarisation: tiny" in Report(record_of("Gates", found.tables(), found.curves(), grid, runner)).html()
+    assert (
+        "Polarisation: tiny"
+        in Report(record_of("Gates", found.tables(), found.curves(), grid, runner)).html()
+    )
 
 
 def few(count):
     gates = {f"field {n}": [1.0, n / 100] for n in range(count)}
-    return Stepwise(DataSet("made", None, 32), "mlp", "auc", (), {"steps": [1, 2], "gates": gates}, 3)
+    return Stepwise(
+        DataSet("made", None, 32), "mlp", "auc", (), {"steps": [1, 2], "gates": gates}, 3
+    )
 
 
 def test_up_to_twelve_gates_have_a_line_each():
@@ -163,7 +203,9 @@ def test_up_to_twelve_gates_have_a_line_each():
 
 
 def test_it_needs_gates(tmp_path):
-    with pytest.raises(TorchleapError, match="needs gates: expected the method leap, but found lasso"):
+    with pytest.raises(
+        TorchleapError, match="needs gates: expected the method leap, but found lasso"
+    ):
         stepwise(Grid.of([TINY], ["lasso"]), Runner(tmp_path))
 
 
@@ -172,7 +214,10 @@ def test_it_needs_all_of_its_models(trained, grid, tmp_path, monkeypatch):
         raise TorchleapError("Too few rows.")
 
     monkeypatch.setattr(RetrainTrial, "run", refuse)
-    with pytest.raises(TorchleapError, match="needs all of its models, but: tiny: train on 1 field, seed 0: Too few rows"):
+    with pytest.raises(
+        TorchleapError,
+        match="needs all of its models, but: tiny: train on 1 field, seed 0: Too few rows",
+    ):
         stepwise(grid, Runner(tmp_path))
 
 
@@ -180,7 +225,9 @@ def test_a_real_one_adds_all_fields_and_is_shared_with_the_store(tmp_path):
     grid = Grid.of([TINY], "leap", retrain_seeds=2, training=ONCE)
     (found,) = stepwise(grid, Runner(tmp_path))
     assert sorted(step.added for step in found.steps) == sorted(found.data.task.fields.names)
-    assert [step.gate for step in found.steps] == sorted((step.gate for step in found.steps), reverse=True)
+    assert [step.gate for step in found.steps] == sorted(
+        (step.gate for step in found.steps), reverse=True
+    )
     standings = []
-    (again,) = stepwise(grid, Runner(tmp_path, tell=standings.append))
+    (again,) = stepwise(grid, Runner(tmp_path, on_progress=standings.append))
     assert (again.steps, standings) == (found.steps, [])

@@ -10,8 +10,14 @@ from torchleap import TorchleapError
 from torchleap.bench import Store
 
 PLAIN = st.recursive(
-    st.none() | st.booleans() | st.integers(-(2**60), 2**60) | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**60), 2**60)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3)
+    ),
     max_leaves=5,
 )
 
@@ -38,7 +44,11 @@ def test_what_is_added_is_read_again_bit_by_bit(tmp_path_factory, results):
             store.add(key, {"result": result})
     again = Store(path)
     assert [record["key"] for record in again] == list(results)
-    assert {key: again[key]["result"] for key in results} == results == {key: store[key]["result"] for key in results}
+    assert (
+        {key: again[key]["result"] for key in results}
+        == results
+        == {key: store[key]["result"] for key in results}
+    )
     assert path.read_bytes().count(b"\n") == len(again) == len(results)
 
 
@@ -72,14 +82,17 @@ def test_a_line_that_was_cut_off_is_dropped_and_written_over(path, cut):
     assert path.read_bytes() == whole
 
 
-@pytest.mark.parametrize("damage", ["{broken", '{"result": 1}', "[1, 2]", "7", '{"key": ["a"]}', "", "\xff"])
+@pytest.mark.parametrize(
+    "damage", ["{broken", '{"result": 1}', "[1, 2]", "7", '{"key": ["a"]}', "", "\xff"]
+)
 def test_a_damaged_line_in_the_middle_is_one_error_with_its_number(path, damage):
     filled(path, "a", "b", "c")
     lines = path.read_bytes().splitlines()
     lines[1] = damage.encode("latin-1")
     path.write_bytes(b"\n".join(lines) + b"\n")
     with pytest.raises(
-        TorchleapError, match=r"trials.jsonl, line 2 is damaged: .* Remove that line; its trial is then run again"
+        TorchleapError,
+        match=r"trials.jsonl, line 2 is damaged: .* Remove that line; its trial is then run again",
     ):
         Store(path)
 
@@ -87,7 +100,12 @@ def test_a_damaged_line_in_the_middle_is_one_error_with_its_number(path, damage)
 def test_a_second_writer_is_refused_and_a_reader_is_not(path):
     first, second = filled(path, "a"), Store(path)
     with first.writing():
-        with pytest.raises(TorchleapError, match="Another run is writing to .*trials.jsonl. Wait for it"), second.writing():
+        with (
+            pytest.raises(
+                TorchleapError, match="Another run is writing to .*trials.jsonl. Wait for it"
+            ),
+            second.writing(),
+        ):
             pass
         first.add("b", {"result": 1})
         assert "b" in Store(path)

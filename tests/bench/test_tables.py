@@ -12,20 +12,27 @@ from torchleap import Report, TorchleapError
 from torchleap.bench.statistics import Mean
 from torchleap.bench.tables import Table, interval_text, signed, write_tables
 
-HOSTILE = st.text(max_size=8) | st.text(alphabet="|\\&%$#_{}~^±<>[]*`-\n\r\x85\u2028 a1", max_size=8)
+HOSTILE = st.text(max_size=8) | st.text(
+    alphabet="|\\&%$#_{}~^±<>[]*`-\n\r\x85\u2028 a1", max_size=8
+)
 TABLES = st.integers(1, 4).flatmap(
     lambda width: st.builds(
         Table,
         HOSTILE,
         st.tuples(*[HOSTILE] * width),
-        st.lists(st.tuples(*[HOSTILE | st.floats() | st.none() | st.integers()] * width), max_size=4).map(tuple),
+        st.lists(
+            st.tuples(*[HOSTILE | st.floats() | st.none() | st.integers()] * width), max_size=4
+        ).map(tuple),
         st.lists(HOSTILE, max_size=2).map(tuple),
     )
 )
 EXAMPLE = Table(
     "Test AUC at 50 %",
     ("method", "AUC", "difference", "fields", "verdict"),
-    (("leap_base", 0.80974, "+0.0032 ± 0.0005", 12, "better"), ("lasso", None, "-0.0100 ± 0.0020", 7, "worse")),
+    (
+        ("leap_base", 0.80974, "+0.0032 ± 0.0005", 12, "better"),
+        ("lasso", None, "-0.0100 ± 0.0020", 7, "worse"),
+    ),
     ("Mean and 95 % interval.", "Reference: all fields."),
 )
 LATEX_NAMES = {"textbackslash": "\\", "textasciitilde": "~", "textasciicircum": "^", "textbar": "|"}
@@ -35,7 +42,9 @@ def cells_of_latex(row):
     """Read a row back as TeX does, and refuse what TeX would take for a command of its own."""
     assert row.endswith(r" \\")
     cells = [""]
-    for token in re.findall(r"\\[a-z]+\{\}|\\.|\$(?:\\pm|[<>-])\$|\{[\[*]\}|.", row.removesuffix(r" \\")):
+    for token in re.findall(
+        r"\\[a-z]+\{\}|\\.|\$(?:\\pm|[<>-])\$|\{[\[*]\}|.", row.removesuffix(r" \\")
+    ):
         if token == "&":
             cells.append("")
         elif token.endswith("{}"):
@@ -83,7 +92,9 @@ def test_markdown_has_numbers_to_the_right_and_words_to_the_left():
     assert lines[3] == "| --- | ---: | ---: | ---: | --- |"
     assert lines[4] == "| leap_base | 0.8097 | +0.0032 ± 0.0005 | 12 | better |"
     assert lines[-3:] == ["Mean and 95 % interval.", "", "Reference: all fields."]
-    assert "| --- | --- |" in Table("t", ("a", "b"), ((None, ""),)).markdown()  # nothing is known of these columns
+    assert (
+        "| --- | --- |" in Table("t", ("a", "b"), ((None, ""),)).markdown()
+    )  # nothing is known of these columns
     assert "| --- | --- |" in Table("t", ("a", "b"), ()).markdown()
 
 
@@ -96,20 +107,28 @@ def test_markdown_keeps_the_cells_of_every_row_whatever_their_text(table):
         if token.type in ("th_open", "td_open"):
             widths.append(rows)
     assert [token.type for token in tokens].count("table_open") == 1
-    assert [widths.count(row + 1) for row in range(rows)] == [len(table.columns)] * (len(table.rows) + 1)
+    assert [widths.count(row + 1) for row in range(rows)] == [len(table.columns)] * (
+        len(table.rows) + 1
+    )
 
 
 @given(TABLES)
 def test_markdown_has_no_bare_pipe_in_a_cell(table):
     """For readers that split at every pipe without a backslash before it, and for those that know escaped backslashes."""
-    grid = [line for line in table.markdown().split("\n")[2:] if line.startswith("| ")][: len(table.rows) + 2]
+    grid = [line for line in table.markdown().split("\n")[2:] if line.startswith("| ")][
+        : len(table.rows) + 2
+    ]
     for line in grid:
         assert len(re.findall(r"(?<!\\)\|", line)) == len(table.columns) + 1
         assert len(re.findall(r"\|", re.sub(r"\\.", "", line))) == len(table.columns) + 1
 
 
 def test_a_pipe_and_a_backslash_come_back_as_they_were():
-    html = MarkdownIt("commonmark").enable("table").render(Table("t", ("a", "b"), ((r"x|y\|z", "c\\"),)).markdown())
+    html = (
+        MarkdownIt("commonmark")
+        .enable("table")
+        .render(Table("t", ("a", "b"), ((r"x|y\|z", "c\\"),)).markdown())
+    )
     assert r"<td>x|y\|z</td>" in html
     assert "<td>c\\</td>" in html
 
@@ -139,7 +158,10 @@ def test_latex_is_a_whole_table_with_the_rules_of_booktabs():
 
 def test_latex_escapes_each_special_character():
     row = body_of_latex(Table("t", ("a",), (("& % $ # _ { } ~ ^ \\ ±",),)).latex())[1]
-    assert row == r"\& \% \$ \# \_ \{ \} \textasciitilde{} \textasciicircum{} \textbackslash{} $\pm$ \\"
+    assert (
+        row
+        == r"\& \% \$ \# \_ \{ \} \textasciitilde{} \textasciicircum{} \textbackslash{} $\pm$ \\"
+    )
 
 
 @given(TABLES)
@@ -154,7 +176,9 @@ def test_a_record_is_plain_json_of_one_width(table):
     record = table.record()
     assert json.loads(json.dumps(record, allow_nan=False)) == record
     assert {len(row) for row in record["rows"]} <= {len(record["columns"])}
-    assert all(len(cell.splitlines()) <= 1 for row in [record["columns"], *record["rows"]] for cell in row)
+    assert all(
+        len(cell.splitlines()) <= 1 for row in [record["columns"], *record["rows"]] for cell in row
+    )
     assert (record["title"], record["notes"]) == (table.title, list(table.notes))
 
 
@@ -181,7 +205,11 @@ def test_write_tables_leaves_three_whole_files(tmp_path):
     other = Table("Other", ("a",), ((1,),))
     write_tables([EXAMPLE, other], tmp_path / "new" / "folder", "auc.50")
     folder = tmp_path / "new" / "folder"
-    assert sorted(path.name for path in folder.iterdir()) == ["auc.50.md", "auc.50.tex", "auc.50.txt"]
+    assert sorted(path.name for path in folder.iterdir()) == [
+        "auc.50.md",
+        "auc.50.tex",
+        "auc.50.txt",
+    ]
     for ending, write in (("txt", Table.text), ("md", Table.markdown), ("tex", Table.latex)):
         text = (folder / f"auc.50.{ending}").read_text(encoding="utf-8")
         assert text.endswith("\n")
@@ -191,7 +219,10 @@ def test_write_tables_leaves_three_whole_files(tmp_path):
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: Table("auc", ("a", "b"), ((1, 2), (1,), (1, 2, 3))), "2 cells in each row.*'auc'.*row 1 has 1, row 2 has 3"),
+        (
+            lambda: Table("auc", ("a", "b"), ((1, 2), (1,), (1, 2, 3))),
+            "2 cells in each row.*'auc'.*row 1 has 1, row 2 has 3",
+        ),
         (lambda: Table("auc", (), ()), "at least one column.*'auc'"),
     ],
 )

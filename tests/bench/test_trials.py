@@ -8,14 +8,14 @@ from hypothesis import strategies as st
 from torchleap.bench import Prunings, Recipe
 from torchleap.bench.roi import FullTrial, RoiTrial
 from torchleap.bench.trials import RetrainTrial, SearchTrial
-from torchleap.methods import Lasso, LeAP, Permutation, Random, Shark
+from torchleap.methods import Lasso, LeAPMethod, Permutation, Random, Shark
 from torchleap.models import benchmark
 
 from .tiny import MODEL, TINY, TRAINING, WORLD
 
-SEARCH = SearchTrial(TINY, MODEL, TRAINING, LeAP())
+SEARCH = SearchTrial(TINY, MODEL, TRAINING, LeAPMethod())
 RETRAIN = RetrainTrial(TINY, MODEL, TRAINING, ("main_dense_1", "copy_1"))
-ROI = RoiTrial(TINY, MODEL, TRAINING, LeAP(), Prunings())
+ROI = RoiTrial(TINY, MODEL, TRAINING, LeAPMethod(), Prunings())
 
 
 @pytest.fixture(scope="module")
@@ -27,10 +27,14 @@ def key(trial, data, threads=1):
     return trial.key(data, threads)
 
 
-@pytest.mark.parametrize("world", [{"seed": 1}, {"rows": 601}, {"widths": (1, 3)}, {"active": 0.02}])
+@pytest.mark.parametrize(
+    "world", [{"seed": 1}, {"rows": 601}, {"widths": (1, 3)}, {"active": 0.02}]
+)
 def test_other_data_is_another_trial(data, world):
     other = Recipe("tiny", "truth", {**WORLD, **world})
-    assert key(replace(RETRAIN, data=other, kept=None), other.load()) != key(replace(RETRAIN, kept=None), data)
+    assert key(replace(RETRAIN, data=other, kept=None), other.load()) != key(
+        replace(RETRAIN, kept=None), data
+    )
 
 
 def test_the_name_of_the_data_plays_no_part(data):
@@ -47,7 +51,9 @@ TRIALS = {
     "retrain": RETRAIN,
     "roi": ROI,
     "full": FullTrial(TINY, MODEL, TRAINING, Prunings()),
-    **{f"model {name}": replace(SEARCH, model=benchmark(name)) for name in ("mlp", "deepfm", "dcn")},
+    **{
+        f"model {name}": replace(SEARCH, model=benchmark(name)) for name in ("mlp", "deepfm", "dcn")
+    },
     "model setting": replace(SEARCH, model=replace(MODEL, dropout=0.1)),
     "layers": replace(SEARCH, model=replace(MODEL, hidden=(8,))),
     "seed": replace(SEARCH, training=replace(TRAINING, seed=1)),
@@ -56,7 +62,7 @@ TRIALS = {
     "epochs": replace(SEARCH, training=replace(TRAINING, epochs=2)),
     "method": replace(SEARCH, method=Lasso()),
     "method without settings": replace(SEARCH, method=Random()),
-    "method setting": replace(SEARCH, method=replace(LeAP(), strength=0.3)),
+    "method setting": replace(SEARCH, method=replace(LeAPMethod(), strength=0.3)),
     "all rows": replace(SEARCH, method=Permutation()),
     "some rows": replace(SEARCH, method=Permutation(share=0.1)),
     "one round": replace(SEARCH, method=Shark()),
@@ -78,14 +84,17 @@ def test_whatever_determines_a_result_changes_its_key(data):
 @given(st.sampled_from(["torch", "torchleap"]), st.text(min_size=1))
 def test_other_software_is_another_trial(data, package, number):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("torchleap.bench.trials.version", lambda name: number if name == package else "fixed")
+        patch.setattr(
+            "torchleap.bench.trials.version", lambda name: number if name == package else "fixed"
+        )
         changed = key(SEARCH, data)
         patch.setattr("torchleap.bench.trials.version", lambda name: "fixed")
         assert (changed == key(SEARCH, data)) == (number == "fixed")
 
 
 @given(
-    st.lists(st.sampled_from(["a", "b", "a,b", "c"]), unique=True), st.lists(st.sampled_from(["a", "b", "a,b", "c"]), unique=True)
+    st.lists(st.sampled_from(["a", "b", "a,b", "c"]), unique=True),
+    st.lists(st.sampled_from(["a", "b", "a,b", "c"]), unique=True),
 )
 def test_two_sets_of_fields_share_a_key_only_if_they_are_the_same(data, first, second):
     keys = [key(replace(RETRAIN, kept=tuple(kept)), data) for kept in (first, second)]

@@ -7,12 +7,16 @@ import pytest
 from torchleap.bench import Recipe
 from torchleap.bench.trials import Trial
 from torchleap.models import benchmark
-from torchleap.train import Training
+from torchleap.training.fit import Training
 
 pytest.importorskip("polars")
 pytest.importorskip("scipy")
 
-WORLD = {"rows": 600, "widths": (1, 4), "pair_widths": (1,)}  # 14 fields of 36 dimensions, 6 of them useful
+WORLD = {
+    "rows": 600,
+    "widths": (1, 4),
+    "pair_widths": (1,),
+}  # 14 fields of 36 dimensions, 6 of them useful
 TINY = Recipe("tiny", "truth", WORLD)
 MODEL = benchmark("wide_deep")
 TRAINING = Training(batch=32, epochs=1)

@@ -20,7 +20,13 @@ from torchleap.data import task as module
 @pytest.fixture(scope="module")
 def task():
     frame = log(1000).with_columns(pl.Series("age", range(1000)))  # the age tells the row
-    return tl.data.read(frame, label="click", split="order", group="user", columns={"age": {"kind": "numeric", "scale": "none"}})
+    return tl.data.read(
+        frame,
+        label="click",
+        split="order",
+        group="user",
+        columns={"age": {"kind": "numeric", "scale": "none"}},
+    )
 
 
 @pytest.fixture(autouse=True)
@@ -48,7 +54,10 @@ def test_an_epoch_has_every_row_once_and_the_last_batch_is_smaller(task, memory,
 
 @pytest.mark.parametrize("memory", [True, False])
 def test_each_epoch_shuffles_anew_and_a_seed_repeats_it(task, memory):
-    first, second = task.train.batches(50, shuffle=True, memory=memory), task.train.batches(50, shuffle=True, memory=memory)
+    first, second = (
+        task.train.batches(50, shuffle=True, memory=memory),
+        task.train.batches(50, shuffle=True, memory=memory),
+    )
     epochs = [rows(first, task) for _ in range(3)]
     assert epochs[0] != epochs[1] != epochs[2]
     assert epochs == [rows(second, task) for _ in range(3)]
@@ -68,16 +77,27 @@ def test_a_row_keeps_its_values_label_and_group(task):
 
 
 @settings(max_examples=30, deadline=None)
-@given(count=st.integers(1, 5), size=st.integers(1, 300), memory=st.booleans(), shuffle=st.booleans())
+@given(
+    count=st.integers(1, 5), size=st.integers(1, 300), memory=st.booleans(), shuffle=st.booleans()
+)
 def test_shards_share_the_rows_out(task, count, size, memory, shuffle):
-    shards = [task.train.batches(size, shuffle=shuffle, shard=(number, count), memory=memory) for number in range(count)]
+    shards = [
+        task.train.batches(size, shuffle=shuffle, shard=(number, count), memory=memory)
+        for number in range(count)
+    ]
     seen = [rows(shard, task) for shard in shards]
     assert sorted(row for shard in seen for row in shard) == list(range(800))
     assert [len(shard) for shard in shards] == [-(-len(own) // size) for own in seen]
 
 
 @settings(max_examples=30, deadline=None)
-@given(size=st.integers(1, 300), stop=st.integers(0, 40), memory=st.booleans(), shuffle=st.booleans(), epochs=st.integers(0, 2))
+@given(
+    size=st.integers(1, 300),
+    stop=st.integers(0, 40),
+    memory=st.booleans(),
+    shuffle=st.booleans(),
+    epochs=st.integers(0, 2),
+)
 def test_an_epoch_goes_on_in_the_middle(task, size, stop, memory, shuffle, epochs):
     first = task.train.batches(size, shuffle=shuffle, memory=memory)
     for _ in range(epochs):
@@ -94,22 +114,36 @@ def test_an_epoch_goes_on_in_the_middle(task, size, stop, memory, shuffle, epoch
 
 
 def test_a_place_in_other_batches_is_refused(task):
-    with pytest.raises(tl.DataError, match="Expected the place in batches with size=10, but found size=20"):
+    with pytest.raises(
+        tl.DataError, match="Expected the place in batches with size=10, but found size=20"
+    ):
         task.train.batches(10).load_state_dict(task.train.batches(20).state_dict())
-    with pytest.raises(tl.DataError, match=r"with shuffle=False and shard=\[0, 1\], but found shuffle=True and shard=\[1, 2\]"):
-        task.train.batches(10).load_state_dict(task.train.batches(10, shuffle=True, shard=(1, 2)).state_dict())
-    with pytest.raises(tl.DataError, match=r"from state_dict\(\), but it lacks epoch, position, size, seed, shuffle, shard"):
+    with pytest.raises(
+        tl.DataError,
+        match=r"with shuffle=False and shard=\[0, 1\], but found shuffle=True and shard=\[1, 2\]",
+    ):
+        task.train.batches(10).load_state_dict(
+            task.train.batches(10, shuffle=True, shard=(1, 2)).state_dict()
+        )
+    with pytest.raises(
+        tl.DataError,
+        match=r"from state_dict\(\), but it lacks epoch, position, size, seed, shuffle, shard",
+    ):
         task.train.batches(10).load_state_dict({})
 
 
 @pytest.mark.parametrize("memory", [True, False])
 def test_workers_of_a_data_loader_share_the_rows(task, memory):
-    loader = DataLoader(task.train.batches(64, shuffle=True, memory=memory), batch_size=None, num_workers=2)
+    loader = DataLoader(
+        task.train.batches(64, shuffle=True, memory=memory), batch_size=None, num_workers=2
+    )
     assert sorted(rows(loader, task)) == list(range(800))
 
 
 @pytest.mark.parametrize("memory", [True, False])
-@pytest.mark.parametrize("settings", [{}, {"persistent_workers": True}, {"multiprocessing_context": "spawn"}])
+@pytest.mark.parametrize(
+    "settings", [{}, {"persistent_workers": True}, {"multiprocessing_context": "spawn"}]
+)
 def test_workers_bring_the_batches_that_one_process_brings(task, memory, settings):
     alone, shared = (task.train.batches(96, shuffle=True, seed=4, memory=memory) for _ in range(2))
     loader = DataLoader(shared, batch_size=None, num_workers=2, **settings)
@@ -178,7 +212,11 @@ def test_fewer_fields_need_no_new_encoding(task):
     assert small.folder == task.folder
     place = task.slots(ids=True)["user"]
     assert torch.equal(small.test.all().ids, task.test.all().ids[:, place])
-    selection = tl.Selection(task.fields, tuple(0.9 for _ in task.fields), tuple(name == "age" for name in task.fields.names))
+    selection = tl.Selection(
+        task.fields,
+        tuple(0.9 for _ in task.fields),
+        tuple(name == "age" for name in task.fields.names),
+    )
     assert task.only(selection).fields.names == ("age",)
     with pytest.raises(tl.FieldError, match="There is no field 'prize'. Did you mean 'price'"):
         task.only(["prize"])
@@ -223,7 +261,13 @@ def test_a_vocabulary_that_is_gone_is_told(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "content", ["[]", '{"format": 2}', '{"format": 2, "columns": [5]}', '{"format": 2, "columns": [{"learnt": {}}]}']
+    "content",
+    [
+        "[]",
+        '{"format": 2}',
+        '{"format": 2, "columns": [5]}',
+        '{"format": 2, "columns": [{"learnt": {}}]}',
+    ],
 )
 def test_a_damaged_manifest_is_told(content):
     task = tl.data.read(log(), label="click")

@@ -26,9 +26,18 @@ SERVER.set_forkserver_preload([f"{__package__}.test_{name}" for name in TESTS])
 class Rank:
     """A process."""
 
-    def __init__(self, function: Callable[..., None], folder: Path, settings: dict[str, str], port: int, wait: float) -> None:
+    def __init__(
+        self,
+        function: Callable[..., None],
+        folder: Path,
+        settings: dict[str, str],
+        port: int,
+        wait: float,
+    ) -> None:
         self.told = folder / f"told-{os.getpid()}-{time.monotonic_ns()}"
-        self.process = SERVER.Process(target=_run, args=(function, folder, settings, port, wait, self.told))
+        self.process = SERVER.Process(
+            target=_run, args=(function, folder, settings, port, wait, self.told)
+        )
         self.process.start()
 
     def send_signal(self, number: signal.Signals) -> None:
@@ -54,11 +63,21 @@ class Rank:
         return self.told.read_text(errors="replace") if self.told.exists() else ""
 
 
-def _run(function: Callable[..., None], folder: Path, settings: dict[str, str], port: int, wait: float, told: Path) -> None:
+def _run(
+    function: Callable[..., None],
+    folder: Path,
+    settings: dict[str, str],
+    port: int,
+    wait: float,
+    told: Path,
+) -> None:
     with told.open("w") as file:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
-    sys.stdout, sys.stderr = os.fdopen(1, "w", closefd=False), os.fdopen(2, "w", buffering=1, closefd=False)
+    sys.stdout, sys.stderr = (
+        os.fdopen(1, "w", closefd=False),
+        os.fdopen(2, "w", buffering=1, closefd=False),
+    )
     signal.signal(signal.SIGINT, signal.default_int_handler)
     os.environ.update(settings)
     torch.set_num_threads(1)
@@ -73,11 +92,16 @@ def _run(function: Callable[..., None], folder: Path, settings: dict[str, str], 
     torch.distributed.destroy_process_group()
 
 
-def start(function: Callable[..., None], folder: Path, *, ranks: int = 2, wait: float = WAIT) -> list[Rank]:
+def start(
+    function: Callable[..., None], folder: Path, *, ranks: int = 2, wait: float = WAIT
+) -> list[Rank]:
     """Start `function(folder)` as so many ranks of one gloo job."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    return [Rank(function, folder, {"WORLD_SIZE": str(ranks), "RANK": str(rank)}, port, wait) for rank in range(ranks)]
+    return [
+        Rank(function, folder, {"WORLD_SIZE": str(ranks), "RANK": str(rank)}, port, wait)
+        for rank in range(ranks)
+    ]
 
 
 def finish(processes: Sequence[Rank], *, within: float = 120.0) -> list[tuple[int, str]]:
@@ -89,7 +113,9 @@ def finish(processes: Sequence[Rank], *, within: float = 120.0) -> list[tuple[in
             process.kill()
 
 
-def run(function: Callable[..., None], folder: Path, *, ranks: int = 2, wait: float = WAIT) -> list[Any]:
+def run(
+    function: Callable[..., None], folder: Path, *, ranks: int = 2, wait: float = WAIT
+) -> list[Any]:
     """Run it to its end; what each rank has saved to `folder/RANK.pt`."""
     for code, text in finish(start(function, folder, ranks=ranks, wait=wait)):
         assert code == 0, text

@@ -9,14 +9,23 @@ from pathlib import Path
 
 from torchleap import Selection
 
-from ..test_train import clicks
+from ..training.test_fit import clicks
 from .ranks_of import ROOT
 
 
 def torchrun(*words: str, code: int = 0) -> subprocess.CompletedProcess[str]:
-    call = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", *words]
+    call = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node=2",
+        *words,
+    ]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(call, capture_output=True, text=True, check=False, timeout=240, env=environment)
+    done = subprocess.run(
+        call, capture_output=True, text=True, check=False, timeout=240, env=environment
+    )
     assert (done.returncode == 0) == (code == 0), done.stderr
     return done
 
@@ -34,13 +43,26 @@ def test_a_stream_goes_on_and_its_drift_is_told(tmp_path: Path) -> None:
     assert "trend died" in output
     assert "season revived" in output
     assert "Keep: user, price, season." in output
-    again = torchrun(script, "--steps", "1200", "--folder", str(tmp_path)).stdout  # there is nothing left to do
+    again = torchrun(
+        script, "--steps", "1200", "--folder", str(tmp_path)
+    ).stdout  # there is nothing left to do
     assert again.splitlines() == [output.splitlines()[-1]]
 
 
 def test_select_on_two_processes(tmp_path: Path) -> None:
-    clicks(3_000).with_columns(item="i" + clicks(3_000)["item"].cast(str)).write_parquet(tmp_path / "clicks.parquet")
-    words = ("-m", "torchleap.cli", "select", str(tmp_path / "clicks.parquet"), "--label", "click", "--epochs", "8")
+    clicks(3_000).with_columns(item="i" + clicks(3_000)["item"].cast(str)).write_parquet(
+        tmp_path / "clicks.parquet"
+    )
+    words = (
+        "-m",
+        "torchleap.cli",
+        "select",
+        str(tmp_path / "clicks.parquet"),
+        "--label",
+        "click",
+        "--epochs",
+        "8",
+    )
     done = torchrun(*words, "--batch", "64", "--out", str(tmp_path / "out"))
     assert done.stdout.count("AUC on 300 test rows") == 1  # one of them talks
     assert done.stderr.count("Ended after") == 3
@@ -49,7 +71,9 @@ def test_select_on_two_processes(tmp_path: Path) -> None:
     assert "user" in selection.dropped
     metrics = json.loads((tmp_path / "out" / "metrics.json").read_text())
     assert metrics["after"]["auc"] > 0.75
-    assert {"model", "report.html", "history.jsonl"} <= {path.name for path in (tmp_path / "out").iterdir()}
+    assert {"model", "report.html", "history.jsonl"} <= {
+        path.name for path in (tmp_path / "out").iterdir()
+    }
     assert not (tmp_path / "out" / ".state").exists()
     wrong = torchrun(*words, "--method", "leep", "--out", str(tmp_path / "other"), code=1)
     assert wrong.stderr.count("There is no method 'leep'") == 1

@@ -14,7 +14,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 from torch.nn.parallel import DistributedDataParallel
 
 import torchleap as tl
-from torchleap import gates as gates_module
+from torchleap.gates import leap as gates_module
 from torchleap.mix import Mixed
 
 from .ranks_of import finish, keep, run, start
@@ -25,8 +25,8 @@ ROWS, STEPS = 32, 30
 
 def rows(step: int) -> tuple[Tensor, Tensor]:
     """A batch of all ranks' rows."""
-    dice = torch.Generator().manual_seed(step)
-    x = torch.randn(ROWS, sum(FIELDS.values()), generator=dice) * 2 + 1
+    rng = torch.Generator().manual_seed(step)
+    x = torch.randn(ROWS, sum(FIELDS.values()), generator=rng) * 2 + 1
     return x, (x[:, 40:43].sum(1) > 3).float()
 
 
@@ -40,8 +40,12 @@ def turned(x: Tensor, gate: Tensor, column_gate: Tensor, *rest: Any) -> Mixed:
     halves = 2 if len(x) == ROWS else 1
     other = torch.cat([half.flip(0) for half in x.chunk(halves)])
     share = gate[column_gate]
-    square = torch.zeros(len(x), len(gate)).index_add_(1, column_gate, (x - other).detach().square())
-    statistics = torch.stack([square.sqrt().mean(0), square.mean(0), torch.zeros(len(gate)), torch.zeros(len(gate))])
+    square = torch.zeros(len(x), len(gate)).index_add_(
+        1, column_gate, (x - other).detach().square()
+    )
+    statistics = torch.stack(
+        [square.sqrt().mean(0), square.mean(0), torch.zeros(len(gate)), torch.zeros(len(gate))]
+    )
     return Mixed(share * x + (1 - share) * other, x.detach().mean(0), statistics)
 
 
@@ -52,7 +56,11 @@ def model_with_gates(**settings: Any) -> tuple[nn.Module, tl.Plugin]:
 
 
 def state(plugin: tl.Plugin) -> dict[str, Tensor]:
-    return {name: tensor.clone() for name, tensor in plugin.gates.state_dict().items() if "extra" not in name}
+    return {
+        name: tensor.clone()
+        for name, tensor in plugin.gates.state_dict().items()
+        if "extra" not in name
+    }
 
 
 def train(*, turn: bool = True, **settings: Any) -> list[dict[str, Tensor]]:
@@ -135,7 +143,9 @@ def test_each_rank_permutes_by_its_own_stream(tmp_path: Path) -> None:
     assert torch.equal(first["seed"], second["seed"])
     assert not torch.equal(first["order"], second["order"])
     gates = tl.LeAP({"a": 1}, seed=3, init=-10.0)
-    assert torch.equal(gates(torch.arange(64.0)[:, None]), first["order"])  # the first rank is what a single process is
+    assert torch.equal(
+        gates(torch.arange(64.0)[:, None]), first["order"]
+    )  # the first rank is what a single process is
 
 
 def every_third(folder: Path) -> None:
@@ -151,7 +161,9 @@ def test_between_two_collectives_the_statistics_stand_still(tmp_path: Path) -> N
             torch.testing.assert_close(estimates[step], estimates[step - 1], rtol=1e-5, atol=0)
         elif step:
             assert not torch.allclose(estimates[step], estimates[step - 1])
-    torch.testing.assert_close(first[-1]["mean"][:40] / (1 - 0.99**STEPS), torch.ones(40), atol=1.0, rtol=0)
+    torch.testing.assert_close(
+        first[-1]["mean"][:40] / (1 - 0.99**STEPS), torch.ones(40), atol=1.0, rtol=0
+    )
 
 
 def counted(folder: Path) -> None:
@@ -198,7 +210,15 @@ def accumulated(folder: Path) -> None:
     with ddp.no_sync():
         binary_cross_entropy_with_logits(ddp(halves[0][0])[:, 0], halves[1][0]).backward()
     binary_cross_entropy_with_logits(ddp(halves[0][1])[:, 0], halves[1][1]).backward()
-    keep(folder, {"gradient": plugin.gates.theta.grad, "steps": plugin.gates.steps, "own": halves[0], "label": halves[1]})
+    keep(
+        folder,
+        {
+            "gradient": plugin.gates.theta.grad,
+            "steps": plugin.gates.steps,
+            "own": halves[0],
+            "label": halves[1],
+        },
+    )
 
 
 def test_gradients_accumulate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -219,18 +239,26 @@ def test_gradients_accumulate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 def held_out(folder: Path) -> None:
     model, plugin = model_with_gates()
     ddp = DistributedDataParallel(model)
-    optimizer, gates = torch.optim.SGD(plugin.model_parameters(), lr=0.1), plugin.optimizer(lr=0.05, optimism=0.25)
+    optimizer, gates = (
+        torch.optim.SGD(plugin.model_parameters(), lr=0.1),
+        plugin.optimizer(lr=0.05, optimism=0.25),
+    )
     for step in range(6):
         x, y = rows(step)
         binary_cross_entropy_with_logits(ddp(own(x))[:, 0], own(y)).backward()
         optimizer.step()
         optimizer.zero_grad()
         with plugin.held_out():
-            binary_cross_entropy_with_logits(model(own(y)[:, None] + own(x))[:, 0], own(y)).backward()
+            binary_cross_entropy_with_logits(
+                model(own(y)[:, None] + own(x))[:, 0], own(y)
+            ).backward()
             gates.step()
     with pytest.raises(tl.AttachError, match=r"ddp\.module"), plugin.held_out():
         ddp(own(x))
-    with pytest.raises(tl.AttachError, match=r"plugin\.join"), ddp.join(throw_on_early_termination=True):
+    with (
+        pytest.raises(tl.AttachError, match=r"plugin\.join"),
+        ddp.join(throw_on_early_termination=True),
+    ):
         ddp(own(x))
     keep(folder, state(plugin) | {"moved": torch.tensor(plugin.gates.moved)})
 
@@ -251,7 +279,9 @@ def uneven(folder: Path) -> None:
             for step in range(counts[get_rank()]):
                 x, y = rows(step)
                 optimizer.zero_grad()
-                (binary_cross_entropy_with_logits(ddp(own(x))[:, 0], own(y)) + plugin.penalty()).backward()
+                (
+                    binary_cross_entropy_with_logits(ddp(own(x))[:, 0], own(y)) + plugin.penalty()
+                ).backward()
                 optimizer.step()
     keep(folder, state(plugin))
 
@@ -282,8 +312,13 @@ def nan_on_one(folder: Path) -> None:
 def nan_in_one_batch(folder: Path) -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(sum(FIELDS.values()), 8), nn.BatchNorm1d(8), nn.Linear(8, 1))
-    plugin = tl.attach(model, FIELDS, at="0", seed=0, sync_every=2 if folder.name == "every second" else 1)
-    ddp, optimizer = DistributedDataParallel(model), torch.optim.SGD(plugin.model_parameters(), lr=1e-2)
+    plugin = tl.attach(
+        model, FIELDS, at="0", seed=0, sync_every=2 if folder.name == "every second" else 1
+    )
+    ddp, optimizer = (
+        DistributedDataParallel(model),
+        torch.optim.SGD(plugin.model_parameters(), lr=1e-2),
+    )
     gate_optimizer = plugin.optimizer()
     told, weights = [], [model[0].weight.detach().clone()]
     for step in range(5):
@@ -301,7 +336,16 @@ def nan_in_one_batch(folder: Path) -> None:
             told.append((step, str(error)))
         weights.append(model[0].weight.detach().clone())
     moved = [not torch.equal(one, other) for one, other in pairwise(weights)]
-    keep(folder, {"told": told, "moved": moved, "weights": weights[-1], "norm": model[1].running_mean, "gates": state(plugin)})
+    keep(
+        folder,
+        {
+            "told": told,
+            "moved": moved,
+            "weights": weights[-1],
+            "norm": model[1].running_mean,
+            "gates": state(plugin),
+        },
+    )
 
 
 @pytest.mark.parametrize(
@@ -309,7 +353,11 @@ def nan_in_one_batch(folder: Path) -> None:
     [
         ("penalty", 1, [True, False, True, True, True]),
         ("pressure", 1, [True, True, True, True, True]),  # by the other values
-        ("every second", 2, [True, True, True, True, True]),  # the statistics of the second step are not sent
+        (
+            "every second",
+            2,
+            [True, True, True, True, True],
+        ),  # the statistics of the second step are not sent
         ("neither", 2, [True, True, False, True, True]),
     ],
 )
@@ -334,4 +382,6 @@ def test_a_batch_with_a_nan_on_one_rank_is_refused_by_all_and_can_be_left_out(
 def test_a_nan_on_one_rank_is_told_by_all(tmp_path: Path) -> None:
     for code, text in finish(start(nan_on_one, tmp_path)):
         assert code == 1
-        assert "NaN, infinity or values too large to square in field 'useful'" in text, os.linesep + text
+        assert "NaN, infinity or values too large to square in field 'useful'" in text, (
+            os.linesep + text
+        )

@@ -11,12 +11,13 @@ import torch
 from torch import nn
 
 import torchleap as tl
-from torchleap import models, ranks
-from torchleap.checkpoints import Checkpoints
-from torchleap.train import evaluate
+from torchleap import models
+from torchleap.distributed import ranks
+from torchleap.training.checkpoints import Checkpoints
+from torchleap.training.fit import evaluate
 
 from .ranks_of import finish, start
-from .test_train import TRAINING, task_in
+from .test_fit import TRAINING, task_in
 
 
 def die() -> None:
@@ -42,10 +43,10 @@ def statistics() -> None:
 SENT: dict[str, Callable[[], object]] = {
     "total": lambda: ranks.total(torch.ones(2)),
     "average": lambda: ranks.average(torch.ones(2)),
-    "share": lambda: ranks.share(torch.ones(2)),
+    "share": lambda: ranks.broadcast(torch.ones(2)),
     "from_first": lambda: ranks.from_first(3),
     "gathered": lambda: ranks.gathered(torch.ones(2)),
-    "meet": ranks.meet,
+    "meet": ranks.barrier,
     "first_before_others": first,
     "statistics": statistics,
 }
@@ -53,11 +54,13 @@ SENT: dict[str, Callable[[], object]] = {
 
 def every_exchange(folder: Path) -> None:
     """Lose the other rank, and then try to send."""
-    ranks.meet()
+    ranks.barrier()
     if ranks.rank() == 1:
         die()
     for name, send in SENT.items():
-        with pytest.raises(ranks.RankError, match=r"Rank 0 of 2 has lost another one: .* Start the job again\.$"):
+        with pytest.raises(
+            ranks.RankError, match=r"Rank 0 of 2 has lost another one: .* Start the job again\.$"
+        ):
             send()
         (folder / name).touch()
 
@@ -89,7 +92,14 @@ def decided(folder: Path, stage: str) -> None:
 
     small = models.WideDeep(hidden=(4,))
     with suppress(KeyboardInterrupt):
-        tl.decide(task_in(folder), model=small, training=TRAINING, method="permutation", share=0.5, tell=tell)
+        tl.decide(
+            task_in(folder),
+            model=small,
+            training=TRAINING,
+            method="permutation",
+            share=0.5,
+            on_stage=tell,
+        )
 
 
 def in_search(folder: Path) -> None:
@@ -107,13 +117,21 @@ def in_resume(folder: Path) -> None:
     assert latest is not None
     if ranks.rank() == 1:
         die()
-    checkpoints.load(latest, {"a": torch.ones(2)})  # the checkpoint is good, and nobody may say otherwise
+    checkpoints.load(
+        latest, {"a": torch.ones(2)}
+    )  # the checkpoint is good, and nobody may say otherwise
 
 
-@pytest.mark.parametrize("place", [in_evaluation, in_first_work, in_search, in_comparison, in_resume])
-def test_a_rank_that_is_killed_outside_of_a_training_ends_the_others(tmp_path: Path, place: Callable[[Path], None]) -> None:
+@pytest.mark.parametrize(
+    "place", [in_evaluation, in_first_work, in_search, in_comparison, in_resume]
+)
+def test_a_rank_that_is_killed_outside_of_a_training_ends_the_others(
+    tmp_path: Path, place: Callable[[Path], None]
+) -> None:
     told = finish(start(place, tmp_path))
     assert sorted(code for code, _ in told) == [-signal.SIGKILL, 1]
     (text,) = [text for code, text in told if code == 1]
-    assert text.strip().splitlines()[-1].startswith("torchleap.ranks.RankError: Rank "), text
+    assert (
+        text.strip().splitlines()[-1].startswith("torchleap.distributed.ranks.RankError: Rank ")
+    ), text
     assert "has lost another one" in text

@@ -5,7 +5,16 @@ from typing import Any
 
 import pytest
 import torch
-from benchmarks.distributed import count_bytes, counted, fields_of, gates_bytes, limit, meeting_bytes, network, turns
+from benchmarks.distributed import (
+    count_bytes,
+    counted,
+    fields_of,
+    gates_bytes,
+    limit,
+    meeting_bytes,
+    network,
+    turns,
+)
 from torch.nn.parallel import DistributedDataParallel
 
 import torchleap as tl
@@ -16,7 +25,11 @@ SHAPES = {"wide": [24] * 8, "narrow": [1] * 5, "mixed": [40, 3, 1]}
 
 
 def count_all(folder: Path) -> None:
-    keep(folder, {name: count_bytes(widths) for name, widths in SHAPES.items()} | {"seldom": seldom(), "held out": held_out()})
+    keep(
+        folder,
+        {name: count_bytes(widths) for name, widths in SHAPES.items()}
+        | {"seldom": seldom(), "held out": held_out()},
+    )
 
 
 def seldom() -> dict[str, int]:
@@ -49,7 +62,9 @@ def test_ranks_send_what_the_formulas_say(tmp_path: Path) -> None:
         assert found["gated own all_reduces"] == 1
         assert found["gated own all_reduce bytes"] == pytest.approx(gates_bytes(fields, dims))
         assert found["gated own all_reduce bytes"] <= limit(fields) == 8 * (fields * 4)
-        assert "gated own broadcasts" not in found  # DDP does not send the gates' buffers, and neither do they
+        assert (
+            "gated own broadcasts" not in found
+        )  # DDP does not send the gates' buffers, and neither do they
         assert found["gated bytes"] - found["bare bytes"] == 4 * fields  # the gates' gradient
         assert found["gated buckets"] == found["bare buckets"]
         once = found["gated first all_reduce bytes"] + found["gated first broadcast bytes"]

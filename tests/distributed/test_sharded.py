@@ -14,14 +14,14 @@ from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 import torchleap as tl
-from torchleap import gates as gates_module
-from torchleap import ranks
-from torchleap.train import Training
-from torchleap.unsharded import HOOKS
+from torchleap.distributed import ranks
+from torchleap.distributed.fsdp import HOOKS
+from torchleap.gates import leap as gates_module
+from torchleap.training.fit import Training
 
 from .ranks_of import ROOT, keep, run
 from .test_gates import FIELDS, own, rows, turned
-from .test_streaming import Endless, Net, outcome
+from .test_stream import Endless, Net, outcome
 
 ONE_FIELD = {"all": 44}  # fewer than ranks: the second one has none of the gates
 HOW = ("whole", "layer")
@@ -55,9 +55,14 @@ def learn(
     gates_module.mix = turned  # type: ignore[assignment]
     model, plugin = gated(fields, how, **settings)
     if by == "penalty":
-        optimizers: list[Any] = [torch.optim.AdamW(model.parameters(), lr=1e-2, weight_decay=0.5)]  # not on the gates
+        optimizers: list[Any] = [
+            torch.optim.AdamW(model.parameters(), lr=1e-2, weight_decay=0.5)
+        ]  # not on the gates
     else:
-        optimizers = [torch.optim.Adam(plugin.model_parameters(), lr=1e-2), plugin.optimizer(lr=1e-2)]
+        optimizers = [
+            torch.optim.Adam(plugin.model_parameters(), lr=1e-2),
+            plugin.optimizer(lr=1e-2),
+        ]
     seen = []
     for step in range(steps):
         x, y = rows(step)
@@ -69,21 +74,31 @@ def learn(
         for optimizer in optimizers:
             optimizer.step()
             optimizer.zero_grad()
-        seen.append(ranks.whole(plugin.gates.theta.detach()).clone())
+        seen.append(ranks.full(plugin.gates.theta.detach()).clone())
     if by == "optimizer" and how is not None:
         state = optimizers[1].state[plugin.gates.theta]
-        assert all(state[name].placements == plugin.gates.theta.placements for name in ("exp_avg", "exp_avg_sq"))
+        assert all(
+            state[name].placements == plugin.gates.theta.placements
+            for name in ("exp_avg", "exp_avg_sq")
+        )
     return plugin, seen
 
 
-CASES = [(how, by, fields) for how in HOW for by in ("penalty", "optimizer") for fields in (FIELDS, ONE_FIELD)]
+CASES = [
+    (how, by, fields)
+    for how in HOW
+    for by in ("penalty", "optimizer")
+    for fields in (FIELDS, ONE_FIELD)
+]
 
 
 def learnt(folder: Path) -> None:
     keep(folder, [learn(fields, how, by)[1] for how, by, fields in CASES])
 
 
-def test_sharded_gates_learn_what_whole_ones_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sharded_gates_learn_what_whole_ones_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     first, second = run(learnt, tmp_path)
     monkeypatch.setattr(gates_module, "mix", turned)
     for case, one, other in zip(CASES, first, second, strict=True):
@@ -92,7 +107,11 @@ def test_sharded_gates_learn_what_whole_ones_do(tmp_path: Path, monkeypatch: pyt
         for step in range(len(alone)):
             assert torch.equal(one[step], other[step]), (case, step)
             torch.testing.assert_close(
-                one[step], alone[step], atol=1e-6, rtol=0, msg=lambda text, at=(case, step): f"{at} {text}"
+                one[step],
+                alone[step],
+                atol=1e-6,
+                rtol=0,
+                msg=lambda text, at=(case, step): f"{at} {text}",
             )
 
 
@@ -100,7 +119,9 @@ def warmed_up(folder: Path) -> None:
     keep(folder, [learn(FIELDS, how, "penalty", warmup=5)[1] for how in HOW])
 
 
-def test_an_optimizer_does_not_count_the_warm_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_optimizer_does_not_count_the_warm_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     found = run(warmed_up, tmp_path)
     monkeypatch.setattr(gates_module, "mix", turned)
     alone = learn(FIELDS, None, "penalty", warmup=5)[1]
@@ -154,7 +175,10 @@ def test_sharded_gates_can_be_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 def by_held_out_rows(fields: dict[str, int], how: str | None) -> dict[str, Any]:
     gates_module.mix = turned  # type: ignore[assignment]
     model, plugin = gated(fields, how)
-    optimizer, gates = torch.optim.SGD(plugin.model_parameters(), lr=0.1), plugin.optimizer(lr=0.05, optimism=0.25)
+    optimizer, gates = (
+        torch.optim.SGD(plugin.model_parameters(), lr=0.1),
+        plugin.optimizer(lr=0.05, optimism=0.25),
+    )
     for step in range(8):
         (x, y), (other_x, other_y) = rows(step), rows(step + 100)
         with plugin.held_out():
@@ -173,15 +197,22 @@ def by_held_out_rows(fields: dict[str, int], how: str | None) -> dict[str, Any]:
             assert torch.equal(ranks.own_part(parameter.detach()), value)
         optimizer.step()
         optimizer.zero_grad()
-    return {"theta": ranks.whole(plugin.gates.theta.detach()).clone(), "weight": ranks.whole(model.state_dict()["3.weight"])}
+    return {
+        "theta": ranks.full(plugin.gates.theta.detach()).clone(),
+        "weight": ranks.full(model.state_dict()["3.weight"]),
+    }
 
 
 def held_out(folder: Path) -> None:
     with warnings.catch_warnings(action="error", category=UserWarning):
-        keep(folder, [by_held_out_rows(fields, how) for fields in (FIELDS, ONE_FIELD) for how in HOW])
+        keep(
+            folder, [by_held_out_rows(fields, how) for fields in (FIELDS, ONE_FIELD) for how in HOW]
+        )
 
 
-def test_sharded_gates_learn_from_held_out_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sharded_gates_learn_from_held_out_rows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     first, second = run(held_out, tmp_path)
     monkeypatch.setattr(gates_module, "mix", turned)
     expected = [by_held_out_rows(fields, None) for fields in (FIELDS, FIELDS, ONE_FIELD, ONE_FIELD)]
@@ -192,26 +223,45 @@ def test_sharded_gates_learn_from_held_out_rows(tmp_path: Path, monkeypatch: pyt
             torch.testing.assert_close(one[name], alone[name], atol=1e-5, rtol=0)
 
 
-STREAMS = (("layer", {"a": 1, "b": 1, "useless": 2}), ("whole", {"all": 4}))  # gates: more than ranks, and fewer
+STREAMS = (
+    ("layer", {"a": 1, "b": 1, "useless": 2}),
+    ("whole", {"all": 4}),
+)  # gates: more than ranks, and fewer
 
 
-def streamed(steps: int, how: str | None, fields: dict[str, int], folder: Path | None) -> dict[str, Any]:
+def streamed(
+    steps: int, how: str | None, fields: dict[str, int], folder: Path | None
+) -> dict[str, Any]:
     torch.manual_seed(0)
     model = Net()
     plugin = tl.attach(model, fields, at="deep", seed=0)
     if how is not None:
         shard(model, how)
     hook = tl.LearnGates(plugin, lr=1e-2)
-    training = Training(epochs=1, steps=steps, look_every=50, lr=1e-2, checkpoint_steps=20, seed=3)
+    training = Training(epochs=1, steps=steps, eval_every=50, lr=1e-2, checkpoint_steps=20, seed=3)
     place = None if folder is None else folder / f"{len(fields)}"
-    done = tl.stream(model, Endless(), training, hooks=[hook], checkpoint=place, background=len(fields) > 1, keep=9)
+    done = tl.stream(
+        model,
+        Endless(),
+        training,
+        hooks=[hook],
+        checkpoint=place,
+        background=len(fields) > 1,
+        keep=9,
+    )
     assert (how is None) or all(
-        hasattr(tensor, "full_tensor") for _, tensor in model.state_dict(keep_vars=True).items() if tensor.requires_grad
+        hasattr(tensor, "full_tensor")
+        for _, tensor in model.state_dict(keep_vars=True).items()
+        if tensor.requires_grad
     )
     found = outcome(done)
-    found["weights"] = {name: ranks.whole(tensor).clone() for name, tensor in found["weights"].items()}
+    found["weights"] = {
+        name: ranks.full(tensor).clone() for name, tensor in found["weights"].items()
+    }
     moments = hook.optimizer.state[hook.optimizer.param_groups[0]["params"][0]]
-    return found | {"moments": {name: ranks.whole(tensor).clone() for name, tensor in moments.items()}}
+    return found | {
+        "moments": {name: ranks.full(tensor).clone() for name, tensor in moments.items()}
+    }
 
 
 def undisturbed(folder: Path) -> None:
@@ -241,13 +291,19 @@ def test_a_sharded_stream_resumes_exactly_and_goes_on_unsharded(tmp_path: Path) 
         for resumed, straight in zip(one, expected, strict=True):
             assert_same(resumed, straight)
     for place, (_, fields) in enumerate(STREAMS):
-        assert_same(streamed(70, None, fields, tmp_path / "alone"), halves[0][place])  # what it goes on from
+        assert_same(
+            streamed(70, None, fields, tmp_path / "alone"), halves[0][place]
+        )  # what it goes on from
         alone = streamed(110, None, fields, tmp_path / "alone")
         assert alone["step"] == 110
         expected = whole[0][place]
-        assert alone["looks"][1]["valid_auc"] == pytest.approx(expected["looks"][1]["valid_auc"], abs=0.02)
+        assert alone["looks"][1]["valid_auc"] == pytest.approx(
+            expected["looks"][1]["valid_auc"], abs=0.02
+        )
         theta = "deep.0.torchleap.theta"
-        torch.testing.assert_close(alone["weights"][theta], expected["weights"][theta], atol=0.1, rtol=0)
+        torch.testing.assert_close(
+            alone["weights"][theta], expected["weights"][theta], atol=0.1, rtol=0
+        )
 
 
 class Tables(nn.Module):
@@ -256,11 +312,22 @@ class Tables(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.tables = nn.ModuleDict({name: nn.Embedding(11, 3) for name in ("bought", "user")})
-        self.deep = nn.Sequential(nn.Linear(9, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 1))
+        self.deep = nn.Sequential(
+            nn.Linear(9, 8),
+            nn.BatchNorm1d(8),
+            nn.ReLU(),
+            nn.Linear(8, 8),
+            nn.ReLU(),
+            nn.Linear(8, 1),
+        )
         self.deep[3].weight.requires_grad_(False)
 
     def forward(self, ids: Tensor) -> Tensor:
-        bought, seen, user = self.tables["bought"](ids[:, 0]), self.tables["bought"](ids[:, 1]), self.tables["user"](ids[:, 2])
+        bought, seen, user = (
+            self.tables["bought"](ids[:, 0]),
+            self.tables["bought"](ids[:, 1]),
+            self.tables["user"](ids[:, 2]),
+        )
         found: Tensor = self.deep(torch.cat([bought, seen, user], dim=1))[:, 0]
         return found
 
@@ -282,7 +349,10 @@ def cut(how: str) -> dict[str, Any]:
 
     def step(number: int) -> None:
         rows = own(ids(number))
-        (binary_cross_entropy_with_logits(model(rows), (rows[:, 0] > 5).float()) + plugin.penalty()).backward()
+        (
+            binary_cross_entropy_with_logits(model(rows), (rows[:, 0] > 5).float())
+            + plugin.penalty()
+        ).backward()
         optimizer.step()
         optimizer.zero_grad()
 
@@ -290,8 +360,11 @@ def cut(how: str) -> dict[str, Any]:
         step(number)
     model.eval()
     for buffer in model.deep[1].buffers():  # batch norm has seen other rows on each rank
-        ranks.share(buffer)
-    kinds, keys = [type(module) for module in model.modules()], [set(vars(module)) for module in model.modules()]
+        ranks.broadcast(buffer)
+    kinds, keys = (
+        [type(module) for module in model.modules()],
+        [set(vars(module)) for module in model.modules()],
+    )
     hooks = [len(module._forward_pre_hooks) for module in model.modules()]
     selection = plugin.select(share=0.34)
     with torch.no_grad(), plugin.masked(selection):
@@ -309,8 +382,18 @@ def cut(how: str) -> dict[str, Any]:
         "plan": str(plan),
         "weights": pruned.state_dict(),
         "kinds": [kind.__name__ for module in pruned.modules() for kind in type(module).__mro__],
-        "left": [key for module in pruned.modules() for key in vars(module) if "fsdp" in key or "composable" in key],
-        "hooks": [repr(hook) for module in pruned.modules() for name in HOOKS for hook in getattr(module, name).values()],
+        "left": [
+            key
+            for module in pruned.modules()
+            for key in vars(module)
+            if "fsdp" in key or "composable" in key
+        ],
+        "hooks": [
+            repr(hook)
+            for module in pruned.modules()
+            for name in HOOKS
+            for hook in getattr(module, name).values()
+        ],
         "frozen": not pruned.deep[3].weight.requires_grad,
         "copied": copy.deepcopy(pruned)(ids(50)).detach(),
         "output": pruned(ids(50)).detach(),
@@ -372,7 +455,9 @@ def refused(folder: Path) -> None:
     named = nn.Sequential(nn.Identity(), nn.Identity(), nn.Linear(2, 1))
     tl.attach(named, at="0")
     shard(named, "whole")
-    with pytest.raises(tl.AttachError, match=r"before fully_shard\(\)\. Give attach\(\) fields= or example="):
+    with pytest.raises(
+        tl.AttachError, match=r"before fully_shard\(\)\. Give attach\(\) fields= or example="
+    ):
         named({"a": torch.randn(4, 2)})
     keeps = Keeps()
     plugin = tl.attach(keeps, {"a": 1, "b": 3}, at="deep")
@@ -406,7 +491,9 @@ def test_what_cannot_work_is_refused_with_its_cure(tmp_path: Path) -> None:
 
 
 def documented(folder: Path) -> None:
-    (code,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs/fsdp.md").read_text(), flags=re.DOTALL)
+    (code,) = re.findall(
+        r"```python\n(.*?)```", (ROOT / "docs/fsdp.md").read_text(), flags=re.DOTALL
+    )
     names: dict[str, Any] = {}
     exec(compile(code, "docs/fsdp.md", "exec"), names)
     keep(folder, {"kept": list(names["selection"].kept), "weights": names["small"].state_dict()})
@@ -416,7 +503,9 @@ def test_the_example_of_the_docs_runs(tmp_path: Path) -> None:
     first, second = run(documented, tmp_path)
     assert len(first["kept"]) == 2
     assert first["kept"] == second["kept"]
-    assert all(torch.equal(tensor, second["weights"][name]) for name, tensor in first["weights"].items())
+    assert all(
+        torch.equal(tensor, second["weights"][name]) for name, tensor in first["weights"].items()
+    )
 
 
 def opened_and_carried(folder: Path) -> None:
@@ -430,12 +519,15 @@ def opened_and_carried(folder: Path) -> None:
         optimizer.zero_grad()
         drift.step()
     drift.stop()
-    before = ranks.whole(plugin.gates.theta.detach()).clone()
+    before = ranks.full(plugin.gates.theta.detach()).clone()
     with torch.no_grad():
         drift._open(torch.tensor([False, True, False]))
     after, squares = (
-        ranks.whole(part).clone()
-        for part in (plugin.gates.theta.detach(), gate_optimizer.state[plugin.gates.theta]["exp_avg_sq"])
+        ranks.full(part).clone()
+        for part in (
+            plugin.gates.theta.detach(),
+            gate_optimizer.state[plugin.gates.theta]["exp_avg_sq"],
+        )
     )
     model(own(ids(9))).sum().backward()
     optimizer.step()
@@ -444,9 +536,20 @@ def opened_and_carried(folder: Path) -> None:
     carried = tl.carry_over(optimizer, model, pruned)
     kept = [place for place, name in enumerate(plugin.fields.names) if name in selection.kept]
     columns = torch.cat([torch.arange(3 * place, 3 * place + 3) for place in kept])
-    whole = ranks.whole(optimizer.state[model.deep[0].weight]["exp_avg_sq"])[:, columns]
-    scale = carried.state[pruned.deep[0].weight]["exp_avg_sq"] / whole  # of each kept column: its gate is folded into the weight
-    keep(folder, {"before": before, "after": after, "squares": squares, "scale": scale, "gates": plugin.gates.gate()[kept]})
+    whole = ranks.full(optimizer.state[model.deep[0].weight]["exp_avg_sq"])[:, columns]
+    scale = (
+        carried.state[pruned.deep[0].weight]["exp_avg_sq"] / whole
+    )  # of each kept column: its gate is folded into the weight
+    keep(
+        folder,
+        {
+            "before": before,
+            "after": after,
+            "squares": squares,
+            "scale": scale,
+            "gates": plugin.gates.gate()[kept],
+        },
+    )
 
 
 def test_sharded_gates_are_opened_again_and_optimizers_carried_over(tmp_path: Path) -> None:

@@ -46,7 +46,9 @@ def test_a_loaded_model_is_trained_copied_and_saved_again(pruned, tmp_path):
     again = copy.deepcopy(tl.export.load(tmp_path / "model"))
     again.train()(make(seed=1)).sum().backward()
     trained = {name for name, parameter in again.named_parameters() if parameter.grad is not None}
-    assert trained == {name for name, parameter in small.named_parameters() if parameter.requires_grad}
+    assert trained == {
+        name for name, parameter in small.named_parameters() if parameter.requires_grad
+    }
     with torch.no_grad():
         again.deep.get_submodule("0").bias.add_(1)
     tl.export.save(again, tmp_path / "tuned", metrics={"auc": 0.9})
@@ -65,11 +67,19 @@ def test_a_loaded_model_does_all_that_a_pruned_one_does(name, tmp_path):
     (argument,) = inspect.signature(small.forward).parameters
     assert list(inspect.signature(loaded.forward).parameters) == [argument]
     assert torch.equal(loaded(**{argument: batch}), small(batch))
-    for other in (copy.deepcopy(loaded), pickle.loads(pickle.dumps(loaded)), torch.compile(loaded, backend="eager")):
+    for other in (
+        copy.deepcopy(loaded),
+        pickle.loads(pickle.dumps(loaded)),
+        torch.compile(loaded, backend="eager"),
+    ):
         torch.testing.assert_close(other(batch), small(batch))
     copied = copy.deepcopy(loaded).double()
-    assert {tensor.dtype for tensor in copied.state_dict().values() if tensor.is_floating_point()} == {torch.float64}
-    assert {tensor.dtype for tensor in loaded.state_dict().values() if tensor.is_floating_point()} == {torch.float32}
+    assert {
+        tensor.dtype for tensor in copied.state_dict().values() if tensor.is_floating_point()
+    } == {torch.float64}
+    assert {
+        tensor.dtype for tensor in loaded.state_dict().values() if tensor.is_floating_point()
+    } == {torch.float32}
     tl.export.to_program(loaded, tmp_path / "model.pt2", make(seed=1))
     program = torch.export.load(tmp_path / "model.pt2").module()
     torch.testing.assert_close(program(batch), small(batch))
@@ -132,14 +142,19 @@ def test_a_model_with_a_call_of_its_own_needs_its_code(tmp_path):
 
     small = gated(Doubled(), lambda r, s: torch.randn(r, 20), dict.fromkeys("abcde", 4))
     tl.export.save(small, tmp_path / "model")
-    with pytest.raises(tl.SurgeryError, match="cannot be loaded without its code, because of a __call__\\(\\) of its own"):
+    with pytest.raises(
+        tl.SurgeryError,
+        match="cannot be loaded without its code, because of a __call__\\(\\) of its own",
+    ):
         tl.export.load(tmp_path / "model")
 
 
 def test_a_loaded_model_frees_what_no_later_step_reads(pruned, tmp_path):
     loaded = reloaded(pruned[0], tmp_path / "model")
     seen, alive = [], []
-    loaded.deep.get_submodule("0").register_forward_hook(lambda _, __, output: seen.append(weakref.ref(output)))
+    loaded.deep.get_submodule("0").register_forward_hook(
+        lambda _, __, output: seen.append(weakref.ref(output))
+    )
     *_, last = loaded.deep.children()
     last.register_forward_pre_hook(lambda *_: alive.append(seen[0]() is not None))
     with torch.no_grad():
@@ -162,15 +177,26 @@ def test_the_manifest_says_what_the_data_team_needs(pruned, tmp_path):
     small, _ = pruned
     tl.export.save(small, tmp_path / "model", metrics={"auc_before": 0.81, "auc_after": 0.8})
     content = tl.export.manifest(tmp_path / "model")
-    assert content["no_longer_read"] == [{"name": "user", "columns": None}, {"name": "item", "columns": None}]
-    assert [record["name"] for record in content["fields"] if not record["kept"]] == ["user", "item"]
+    assert content["no_longer_read"] == [
+        {"name": "user", "columns": None},
+        {"name": "item", "columns": None},
+    ]
+    assert [record["name"] for record in content["fields"] if not record["kept"]] == [
+        "user",
+        "item",
+    ]
     dropped = content["fields"][0]
     assert dropped["width"] == len(dropped["mean"]) == 4
     assert 0 < dropped["score"] < 0.5
     assert content["metrics"] == {"auc_before": 0.81, "auc_after": 0.8}
     assert set(content["versions"]) == {"torchleap", "torch"}
     assert content["model"] == "WideAndDeep"
-    assert content["cuts"][0] == {"layer": "tables.user", "before": "Embedding(12, 4)", "after": "removed", "parameters": -48}
+    assert content["cuts"][0] == {
+        "layer": "tables.user",
+        "before": "Embedding(12, 4)",
+        "after": "removed",
+        "parameters": -48,
+    }
 
 
 def test_a_model_that_json_cannot_describe_is_loaded_into_a_pruned_one(tmp_path):
@@ -221,7 +247,10 @@ def test_a_folder_is_replaced_as_a_whole(pruned, tmp_path):
     tl.export.save(small, tmp_path / "model")
     assert torch.equal(tl.export.load(tmp_path / "model")(make()), small(make()))
     assert sorted(path.name for path in (tmp_path).iterdir()) == ["model"]
-    assert sorted(path.name for path in (tmp_path / "model").iterdir()) == ["manifest.json", "model.safetensors"]
+    assert sorted(path.name for path in (tmp_path / "model").iterdir()) == [
+        "manifest.json",
+        "model.safetensors",
+    ]
 
 
 def test_a_failed_save_leaves_the_old_folder_and_nothing_else(pruned, tmp_path, monkeypatch):
@@ -235,7 +264,9 @@ def test_a_failed_save_leaves_the_old_folder_and_nothing_else(pruned, tmp_path, 
     monkeypatch.setattr("torchleap.export.files.save_file", fail)
     with torch.no_grad():
         small.deep[0].bias.add_(1)
-    with pytest.raises(tl.WriteError, match=r"model cannot be written: No space left on device; make room"):
+    with pytest.raises(
+        tl.WriteError, match=r"model cannot be written: No space left on device; make room"
+    ):
         tl.export.save(small, tmp_path / "model")
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
     assert torch.equal(tl.export.load(tmp_path / "model")(make()), expected)
@@ -257,7 +288,11 @@ def test_what_was_not_pruned_is_not_saved(tmp_path):
         tl.export.save(nn.Linear(2, 2), tmp_path / "model")
     _, plugin, _ = attached("mlp")
     with pytest.raises(tl.SurgeryError, match="Expected metrics as finite numbers"):
-        tl.export.save(plugin.prune(plugin.select(share=0.6)), tmp_path / "model", metrics={"auc": float("nan")})
+        tl.export.save(
+            plugin.prune(plugin.select(share=0.6)),
+            tmp_path / "model",
+            metrics={"auc": float("nan")},
+        )
     assert not list(tmp_path.iterdir())
 
 
@@ -272,7 +307,10 @@ def test_damaged_files_are_refused(pruned, tmp_path):
     small, _ = pruned
     folder = tmp_path / "model"
     tl.export.save(small, folder)
-    weights, text = (folder / "model.safetensors").read_bytes(), (folder / "manifest.json").read_text()
+    weights, text = (
+        (folder / "model.safetensors").read_bytes(),
+        (folder / "manifest.json").read_text(),
+    )
     (folder / "model.safetensors").write_bytes(weights[:-7])
     with pytest.raises(tl.SurgeryError, match="is damaged: expected [0-9,]+ bytes, but found"):
         tl.export.load(folder)
@@ -329,7 +367,13 @@ def test_the_folders_above_are_made(pruned, tmp_path):
 @pytest.mark.parametrize(
     "changes",
     [
-        *({"aliases": 3}, {"aliases": {"x": "nowhere"}}, {"aliases": {"x": {}}}, {"weights": 3}, {"weights": {}}),
+        *(
+            {"aliases": 3},
+            {"aliases": {"x": "nowhere"}},
+            {"aliases": {"x": {}}},
+            {"weights": 3},
+            {"weights": {}},
+        ),
         *({"trainable": None}, {"graph": 3}, {"graph": {}}, {"graph": {"nodes": 3, "layers": {}}}),
         {"graph": {"nodes": [], "layers": {}}},
     ],
@@ -370,7 +414,9 @@ class Offsets(nn.Module):
 
 
 def test_tensors_that_are_no_state_are_saved_too(tmp_path):
-    small = gated(Offsets(), lambda r, s: torch.randint(12, (r, 5)), dict.fromkeys("abcde", 4), side="input")
+    small = gated(
+        Offsets(), lambda r, s: torch.randint(12, (r, 5)), dict.fromkeys("abcde", 4), side="input"
+    )
     x = torch.randint(12, (7, 5))
     assert torch.equal(reloaded(small, tmp_path / "model")(x), small(x))
     assert tl.export.load(tmp_path / "model", small) is small
@@ -384,13 +430,18 @@ class Named(nn.Module):
         self.head = nn.Linear(4 * len(names), 1)
 
     def forward(self, batch):
-        return self.head(self.join(torch.cat([table(batch[name]) for name, table in self.tables.items()], 1)))
+        return self.head(
+            self.join(torch.cat([table(batch[name]) for name, table in self.tables.items()], 1))
+        )
 
 
 @pytest.mark.parametrize("names", [("user-id", "größe", "x y", "c/d"), ("a", "b", "c(1)", "d{2}")])
 def test_layers_may_have_any_name(names, tmp_path):
     def make(rows, seed):
-        return {name: torch.randint(12, (rows,), generator=torch.Generator().manual_seed(seed)) for name in names}
+        return {
+            name: torch.randint(12, (rows,), generator=torch.Generator().manual_seed(seed))
+            for name in names
+        }
 
     small = gated(Named(names), make, dict.fromkeys(names, 4))
     if "c(1)" in names:  # what might be code is not written into any
@@ -418,8 +469,14 @@ class Hooked(nn.Module):
     ("change", "reason"),
     [
         (lambda model: nn.utils.spectral_norm(model.first), "the hooks on the layer Linear"),
-        (lambda model: model.relu.register_forward_hook(lambda *call: call[2] * 2), "the hooks on the layer ReLU"),
-        (lambda model: model.register_forward_hook(lambda *call: call[2] * 2), "the hooks on the model"),
+        (
+            lambda model: model.relu.register_forward_hook(lambda *call: call[2] * 2),
+            "the hooks on the layer ReLU",
+        ),
+        (
+            lambda model: model.register_forward_hook(lambda *call: call[2] * 2),
+            "the hooks on the model",
+        ),
     ],
 )
 def test_hooks_need_their_code(change, reason, tmp_path):
@@ -430,7 +487,9 @@ def test_hooks_need_their_code(change, reason, tmp_path):
 
 
 def test_layers_that_worked_in_place_compute_the_same_when_loaded(tmp_path):
-    small = gated(Hooked(lambda model: None), lambda r, s: torch.randn(r, 20), dict.fromkeys("abcde", 4))
+    small = gated(
+        Hooked(lambda model: None), lambda r, s: torch.randn(r, 20), dict.fromkeys("abcde", 4)
+    )
     assert not small.relu.inplace
     x = torch.randn(7, 20)
     assert torch.equal(reloaded(small, tmp_path / "model")(x), small(x))
@@ -466,7 +525,9 @@ def test_a_manifest_cannot_name_code(node, pruned, tmp_path):
         tl.export.load(tmp_path / "model")
 
 
-@pytest.mark.parametrize("layer", [["Module", {}], ["os", {}], [{}, {}], ["Linear", {"in_features": "x"}], 3])
+@pytest.mark.parametrize(
+    "layer", [["Module", {}], ["os", {}], [{}, {}], ["Linear", {"in_features": "x"}], 3]
+)
 def test_a_manifest_cannot_name_other_layers(layer, pruned, tmp_path):
     small, _ = pruned
     tl.export.save(small, tmp_path / "model")

@@ -32,9 +32,13 @@ def test_onnx_computes_the_same_for_any_number_of_rows(name, tmp_path):
     session = onnxruntime.InferenceSession(tmp_path / "model.onnx")
     for rows in (1, 2, 50):
         batch = make(rows=rows, seed=rows)
-        inputs = [batch[key] for key in ("city", "shop", "hour")] if isinstance(batch, dict) else [batch]
+        inputs = (
+            [batch[key] for key in ("city", "shop", "hour")] if isinstance(batch, dict) else [batch]
+        )
         names = [entry.name for entry in session.get_inputs()]
-        (found,) = session.run(None, {n: value.numpy() for n, value in zip(names, inputs, strict=True)})
+        (found,) = session.run(
+            None, {n: value.numpy() for n, value in zip(names, inputs, strict=True)}
+        )
         np.testing.assert_allclose(found, small(batch).detach().numpy(), rtol=1e-4, atol=1e-5)
 
 
@@ -42,7 +46,9 @@ def test_onnx_computes_the_same_for_any_number_of_rows(name, tmp_path):
 @pytest.mark.parametrize("padding", [None, 0])
 def test_an_embedding_bag_becomes_gather_and_sum(mode, padding, tmp_path):
     onnx = pytest.importorskip("onnx")
-    bag = nn.Sequential(nn.EmbeddingBag(10, 4, mode=mode, padding_idx=padding), nn.Linear(4, 1)).eval()
+    bag = nn.Sequential(
+        nn.EmbeddingBag(10, 4, mode=mode, padding_idx=padding), nn.Linear(4, 1)
+    ).eval()
     tl.export.to_onnx(bag, tmp_path / "bag.onnx", torch.randint(10, (6, 3)))
     operations = {node.op_type for node in onnx.load(tmp_path / "bag.onnx").graph.node}
     assert "Gather" in operations
@@ -79,6 +85,8 @@ def test_a_program_that_differs_is_not_written(tmp_path):
 
 
 def test_onnx_needs_its_packages(tmp_path, monkeypatch):
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "onnxscript" else True)
+    monkeypatch.setattr(
+        "importlib.util.find_spec", lambda name: None if name == "onnxscript" else True
+    )
     with pytest.raises(tl.SurgeryError, match=r"Install it: pip install 'torchleap\[onnx\]'"):
         tl.export.to_onnx(nn.Linear(2, 1), tmp_path / "model.onnx", torch.randn(4, 2))

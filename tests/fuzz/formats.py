@@ -18,15 +18,15 @@ from torch import nn
 
 import torchleap as tl
 from tests.report.records import bench_record, select_record
+from torchleap._common.errors import TorchleapError
 from torchleap.bench.grid import Grid
 from torchleap.bench.store import Store
-from torchleap.errors import TorchleapError
 from torchleap.models import build
+from torchleap.pipeline.decide import decide
+from torchleap.pipeline.serve import Served
 from torchleap.report import Report
-from torchleap.selecting import decide
 from torchleap.selection import select
-from torchleap.serving import Served
-from torchleap.train import Training, fit
+from torchleap.training.fit import Training, fit
 
 QUICK = Training(batch=128, epochs=1, lr=1e-2)
 
@@ -54,7 +54,10 @@ def log(rows: int = 600) -> pl.DataFrame:
             "city": [f"c{number % 17}" for number in range(rows)],
             "tags": [["a", f"t{number % 5}"][: number % 3] for number in range(rows)],
             "kind": pl.Series([f"k{number % 4}" for number in range(rows)], dtype=pl.Categorical),
-            "level": pl.Series(["lo" if number % 3 else "hi" for number in range(rows)], dtype=pl.Enum(["lo", "hi"])),
+            "level": pl.Series(
+                ["lo" if number % 3 else "hi" for number in range(rows)],
+                dtype=pl.Enum(["lo", "hi"]),
+            ),
             "day": pl.Series(np.arange(rows) // 10).cast(pl.Date),
             "vector": pl.Series(rng.normal(size=(rows, 3))),
             "flag": [None if number % 7 == 0 else number % 2 == 0 for number in range(rows)],
@@ -64,7 +67,11 @@ def log(rows: int = 600) -> pl.DataFrame:
 
 def flat(rows: int = 600) -> pl.DataFrame:
     """The columns that CSV can hold."""
-    return log(rows).drop("tags", "vector").with_columns(note=pl.format('say "{}", please', pl.col("city")))
+    return (
+        log(rows)
+        .drop("tags", "vector")
+        .with_columns(note=pl.format('say "{}", please', pl.col("city")))
+    )
 
 
 def write(name: str, content: Callable[[], bytes]) -> Callable[[Path], Path]:
@@ -86,12 +93,20 @@ def written(write: Callable[..., Any], *args: Any, **settings: Any) -> bytes:
 
 def zipped() -> bytes:
     """MovieLens-1M with a few rows."""
-    ratings = "".join(f"{u}::{m}::{1 + (u * m) % 5}::97830{u}{m}\n" for u in range(1, 30) for m in (1, 2, 3))
+    ratings = "".join(
+        f"{u}::{m}::{1 + (u * m) % 5}::97830{u}{m}\n" for u in range(1, 30) for m in (1, 2, 3)
+    )
     users = "".join(f"{u}::{'MF'[u % 2]}::{18 + u}::{u}::9{u}000\n" for u in range(1, 30))
-    movies = "1::Caf\xe9 (1995)::Comedy|Drama\n2::The Sea::Drama\n3::Tea::Action\n".encode("latin-1")
+    movies = "1::Caf\xe9 (1995)::Comedy|Drama\n2::The Sea::Drama\n3::Tea::Action\n".encode(
+        "latin-1"
+    )
     path = pa.BufferOutputStream()
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
-        for name, text in (("ratings", ratings.encode()), ("users", users.encode()), ("movies", movies)):
+        for name, text in (
+            ("ratings", ratings.encode()),
+            ("users", users.encode()),
+            ("movies", movies),
+        ):
             archive.writestr(f"ml-1m/{name}.dat", text)
     return bytes(path.getvalue())
 
@@ -115,9 +130,17 @@ def open_rows(path: Path, scratch: Path) -> None:
 
 def make_selection(folder: Path) -> Path:
     """Write a selection of a few fields."""
-    fields = tl.Fields([tl.Field("user", 8, group="a"), tl.Field("age", 1, protected=True), tl.Field("zip", 8, cost=2.5)])
+    fields = tl.Fields(
+        [
+            tl.Field("user", 8, group="a"),
+            tl.Field("age", 1, protected=True),
+            tl.Field("zip", 8, cost=2.5),
+        ]
+    )
     scores = {"user": 0.99, "age": 0.7, "zip": 0.01}
-    select(fields, scores, settings={"alpha": 1e-3, "gates_on": "valid"}).save(folder / "selection.json")
+    select(fields, scores, settings={"alpha": 1e-3, "gates_on": "valid"}).save(
+        folder / "selection.json"
+    )
     return folder / "selection.json"
 
 
@@ -191,7 +214,9 @@ def open_columns(path: Path, scratch: Path) -> None:
 def task_of(folder: Path, rows: int = 600) -> tl.data.Task:
     """Encode rows below a folder."""
     log(rows).write_parquet(folder / "log.parquet")
-    return tl.data.read(folder / "log.parquet", label="click", split="order", cache=folder / "cache")
+    return tl.data.read(
+        folder / "log.parquet", label="click", split="order", cache=folder / "cache"
+    )
 
 
 def open_cache(path: Path, scratch: Path) -> None:
@@ -206,7 +231,9 @@ def open_cache(path: Path, scratch: Path) -> None:
 
 def make_served(folder: Path) -> Path:
     """Write the result of a selection."""
-    decision = decide(task_of(folder), model="wide_deep", method="permutation", training=QUICK, share=0.5)
+    decision = decide(
+        task_of(folder), model="wide_deep", method="permutation", training=QUICK, share=0.5
+    )
     decision.save(folder / "result")
     return folder / "result"
 
@@ -261,27 +288,51 @@ def make_stream(folder: Path) -> Path:
 
 
 TABLE = log().to_arrow(compat_level=pl.CompatLevel.oldest())
-V2 = {"data_page_version": "2.0", "compression": "gzip", "use_dictionary": False, "row_group_size": 200}
+V2 = {
+    "data_page_version": "2.0",
+    "compression": "gzip",
+    "use_dictionary": False,
+    "row_group_size": 200,
+}
 FORMATS = {
     "csv": Format(write("log.csv", lambda: flat().write_csv().encode()), open_rows),
-    "csv.gz": Format(write("log.csv.gz", lambda: gzip.compress(flat().write_csv().encode())), open_rows),
-    "csv.zst": Format(write("log.csv.zst", lambda: pa.compress(flat().write_csv().encode(), "zstd", asbytes=True)), open_rows),
-    "parquet": Format(write("log.parquet", lambda: written(log().write_parquet)), open_rows),
-    "parquet of pyarrow": Format(write("log.parquet", lambda: written(parquet.write_table, TABLE, **V2)), open_rows),
-    "arrow": Format(write("log.arrow", lambda: written(log().write_ipc)), open_rows),
-    "feather": Format(write("log.feather", lambda: written(pa.feather.write_feather, TABLE, compression="zstd")), open_rows),
-    "movielens": Format(
-        write("ml-1m.zip", zipped), lambda path, scratch: tl.data.movielens_1m(path, cache=scratch / "cache").train.all()
+    "csv.gz": Format(
+        write("log.csv.gz", lambda: gzip.compress(flat().write_csv().encode())), open_rows
     ),
-    "report": Format(write("report.json", lambda: Report(select_record(6, steps=5)).json().encode()), open_report),
-    "bench report": Format(write("report.json", lambda: Report(bench_record()).json().encode()), open_report),
+    "csv.zst": Format(
+        write(
+            "log.csv.zst", lambda: pa.compress(flat().write_csv().encode(), "zstd", asbytes=True)
+        ),
+        open_rows,
+    ),
+    "parquet": Format(write("log.parquet", lambda: written(log().write_parquet)), open_rows),
+    "parquet of pyarrow": Format(
+        write("log.parquet", lambda: written(parquet.write_table, TABLE, **V2)), open_rows
+    ),
+    "arrow": Format(write("log.arrow", lambda: written(log().write_ipc)), open_rows),
+    "feather": Format(
+        write("log.feather", lambda: written(pa.feather.write_feather, TABLE, compression="zstd")),
+        open_rows,
+    ),
+    "movielens": Format(
+        write("ml-1m.zip", zipped),
+        lambda path, scratch: tl.data.movielens_1m(path, cache=scratch / "cache").train.all(),
+    ),
+    "report": Format(
+        write("report.json", lambda: Report(select_record(6, steps=5)).json().encode()), open_report
+    ),
+    "bench report": Format(
+        write("report.json", lambda: Report(bench_record()).json().encode()), open_report
+    ),
     "selection": Format(make_selection, open_selection),
     "grid": Format(write("grid.toml", lambda: GRID), lambda path, _: Grid.load(path)),
     "columns": Format(write("columns.toml", lambda: COLUMNS), open_columns),
     "store": Format(make_store, open_store),
     "cache": Format(lambda folder: task_of(folder).folder, open_cache),
     "served": Format(make_served, open_served),
-    "model": Format(lambda folder: make_served(folder) / "model", lambda path, _: tl.export.load(path)),
+    "model": Format(
+        lambda folder: make_served(folder) / "model", lambda path, _: tl.export.load(path)
+    ),
     "fit checkpoint": Format(make_fit, lambda path, _: fitted(path.parent, ())),
     "stream checkpoint": Format(make_stream, lambda path, _: streamed(path, 6)),
 }

@@ -4,10 +4,35 @@ import itertools
 import random
 import re
 
-VALUES = re.compile(r'"(?:[^"\\\n]|\\.)*"|-?\b\d+(?:\.\d+)?(?:[eE][+-]?\d+)?\b|\btrue\b|\bfalse\b|\bnull\b')
+VALUES = re.compile(
+    r'"(?:[^"\\\n]|\\.)*"|-?\b\d+(?:\.\d+)?(?:[eE][+-]?\d+)?\b|\btrue\b|\bfalse\b|\bnull\b'
+)
 NASTY = (
-    *("1e999", "-1", "0", "1" + "0" * 400, "1" * 5000, "NaN", "-Infinity", "null", "true", "[]", "{}", '""', "1.5", "[1, [2]]"),
-    *('"\\ud800"', '"x"', '{"a": null}', "[" * 100_000 + "]" * 100_000, "[" * 400 + "]" * 400, '"1"', "99999999999999999999"),
+    *(
+        "1e999",
+        "-1",
+        "0",
+        "1" + "0" * 400,
+        "1" * 5000,
+        "NaN",
+        "-Infinity",
+        "null",
+        "true",
+        "[]",
+        "{}",
+        '""',
+        "1.5",
+        "[1, [2]]",
+    ),
+    *(
+        '"\\ud800"',
+        '"x"',
+        '{"a": null}',
+        "[" * 100_000 + "]" * 100_000,
+        "[" * 400 + "]" * 400,
+        '"1"',
+        "99999999999999999999",
+    ),
 )
 
 
@@ -24,7 +49,9 @@ def _damaged(content: bytes, rng: random.Random) -> bytes:
     if _is_text(content) and rng.random() < 0.5:
         return _other_value(content, rng)
     for _ in range(rng.choice((1, 1, 1, 2, 4, 16))):
-        content = rng.choice((_flip, _flip, _byte, _cut_out, _insert, _zero, _repeat, _cut_off))(content or b"x", rng)
+        content = rng.choice((_flip, _flip, _byte, _cut_out, _insert, _zero, _repeat, _cut_off))(
+            content or b"x", rng
+        )
     return content
 
 
@@ -35,7 +62,9 @@ def _is_text(content: bytes) -> bool:
 def _place(content: bytes, rng: random.Random) -> int:
     """Choose a place; those near the two ends, where headers and footers are, more often."""
     near = min(len(content), 1500)
-    return rng.choice((rng.randrange(len(content)), rng.randrange(near), len(content) - 1 - rng.randrange(near)))
+    return rng.choice(
+        (rng.randrange(len(content)), rng.randrange(near), len(content) - 1 - rng.randrange(near))
+    )
 
 
 def _flip(content: bytes, rng: random.Random) -> bytes:
@@ -45,7 +74,11 @@ def _flip(content: bytes, rng: random.Random) -> bytes:
 
 def _byte(content: bytes, rng: random.Random) -> bytes:
     at = _place(content, rng)
-    return content[:at] + bytes([rng.choice((0, 34, 44, 10, 255, rng.randrange(256)))]) + content[at + 1 :]
+    return (
+        content[:at]
+        + bytes([rng.choice((0, 34, 44, 10, 255, rng.randrange(256)))])
+        + content[at + 1 :]
+    )
 
 
 def _cut_out(content: bytes, rng: random.Random) -> bytes:

@@ -35,5 +35,7 @@ def test_the_tests_know_every_format():
 
 def test_a_seed_always_does_the_same_damage():
     content = b'{"a": 1, "b": [true, "text"]}' * 40
-    assert [damaged(content, seed) for seed in range(20)] == [damaged(content, seed) for seed in range(20)]
+    assert [damaged(content, seed) for seed in range(20)] == [
+        damaged(content, seed) for seed in range(20)
+    ]
     assert all(damaged(content, seed) != content for seed in range(1, 20))

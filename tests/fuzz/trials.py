@@ -47,14 +47,29 @@ class Worker:
             outcome, told = json.loads(line)
             return outcome, told
         code = self._end()
-        return "abort", f"exit code {code}: {(Path(self._folder.name) / 'messages').read_text('utf-8', 'replace')[-300:]}"
+        return (
+            "abort",
+            f"exit code {code}: {(Path(self._folder.name) / 'messages').read_text('utf-8', 'replace')[-300:]}",
+        )
 
     def _start(self) -> Any:
         path = os.pathsep.join([str(ROOT), str(ROOT / "src")])
-        variables = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "TMPDIR": self._folder.name}
-        command = [sys.executable, "-m", "tests.fuzz.trials", str(Path(self._folder.name) / "messages")]
+        variables = {
+            **os.environ,
+            "PYTHONPATH": path,
+            "OMP_NUM_THREADS": "1",
+            "TMPDIR": self._folder.name,
+        }
+        command = [
+            sys.executable,
+            "-m",
+            "tests.fuzz.trials",
+            str(Path(self._folder.name) / "messages"),
+        ]
         pipe = subprocess.PIPE
-        return subprocess.Popen(command, cwd=ROOT, env=variables, stdin=pipe, stdout=pipe, text=True)
+        return subprocess.Popen(
+            command, cwd=ROOT, env=variables, stdin=pipe, stdout=pipe, text=True
+        )
 
     def _end(self) -> int:
         if self._process is None:
@@ -93,7 +108,7 @@ def _healthy(name: str) -> Path:
 
 def _outcome(name: str, healthy: Path, seed: int) -> tuple[str, str]:
     from tests.fuzz.formats import FORMATS
-    from torchleap.errors import TorchleapError
+    from torchleap._common.errors import TorchleapError
 
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder) / healthy.name
@@ -110,7 +125,10 @@ def _outcome(name: str, healthy: Path, seed: int) -> tuple[str, str]:
             return ("refused", "") if _is_readable(sentence) else ("unreadable", sentence[:500])
         except BaseException as error:
             place = traceback.extract_tb(error.__traceback__)[-1]
-            return "traceback", f"{type(error).__name__}: {str(error)[:150]} ({place.filename}:{place.lineno})"
+            return (
+                "traceback",
+                f"{type(error).__name__}: {str(error)[:150]} ({place.filename}:{place.lineno})",
+            )
     return "read", ""
 
 
@@ -121,7 +139,11 @@ def _is_readable(sentence: str) -> bool:
 
 def _damage(path: Path, seed: int) -> None:
     """Damage a file, or one of those in a folder; seed 0 leaves it as it is."""
-    files = sorted(file for file in path.rglob("*") if file.is_file() and file.stat().st_size) if path.is_dir() else [path]
+    files = (
+        sorted(file for file in path.rglob("*") if file.is_file() and file.stat().st_size)
+        if path.is_dir()
+        else [path]
+    )
     file = random.Random(seed).choice(files)
     if seed:
         file.write_bytes(damaged(file.read_bytes(), seed))

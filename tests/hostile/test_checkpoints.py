@@ -15,12 +15,12 @@ from torch import nn
 
 import torchleap as tl
 from tests.hostile.watch import watched
-from torchleap.checkpoints import CheckpointError
-from torchleap.data.cache import key_of
-from torchleap.lazy_adam import LazyAdam
-from torchleap.sealed import digest_of, load_sealed, save_sealed
-from torchleap.states import restore_optimizer
-from torchleap.train import Hook, Training, TrainingError, fit
+from torchleap._common.plain import key_of
+from torchleap._common.sealed import digest_of, load_sealed, save_sealed
+from torchleap.training.checkpoints import CheckpointError
+from torchleap.training.fit import Hook, Training, TrainingError, fit
+from torchleap.training.lazy_adam import LazyAdam
+from torchleap.training.states import restore_optimizer
 
 SETTINGS = Training(batch=64, epochs=2, checkpoint_steps=2)
 
@@ -167,10 +167,14 @@ SPOILED = {
     "best weights of another shape": lambda content: content["run"].update(
         best={name: tensor.new_zeros(3) for name, tensor in content["model"].items()}
     ),
-    "another attribute of the run": lambda content: content["run"].update(model=nn.Linear(1, 1).state_dict()),
+    "another attribute of the run": lambda content: content["run"].update(
+        model=nn.Linear(1, 1).state_dict()
+    ),
     "a step that is text": lambda content: content["run"].update(step="5"),
     "a step below 0": lambda content: content["run"].update(step=-5),
-    "random numbers of another size": lambda content: content.update(random=[torch.zeros(3, dtype=torch.uint8)]),
+    "random numbers of another size": lambda content: content.update(
+        random=[torch.zeros(3, dtype=torch.uint8)]
+    ),
     "random numbers that are a list": lambda content: content.update(random=[[1, 2]]),
     "a place that is not a number": lambda content: content["batches"].update(position="3"),
     "a place below 0": lambda content: content["batches"].update(position=-(10**9)),
@@ -193,7 +197,9 @@ def test_a_state_that_repeats_one_number_is_spread_out_before_a_fused_step():
     layer(torch.ones(2, 64)).sum().backward()
     optimizer.step()
     saved = optimizer.state_dict()
-    saved["state"][0]["exp_avg"] = torch.zeros(1, 1).expand(64, 64)  # 4 bytes; fused Adam would write 16,384
+    saved["state"][0]["exp_avg"] = torch.zeros(1, 1).expand(
+        64, 64
+    )  # 4 bytes; fused Adam would write 16,384
     restore_optimizer(optimizer, saved)
     assert optimizer.state[layer.weight]["exp_avg"].is_contiguous()
 
@@ -304,7 +310,10 @@ def with_two_lists(content):
 def test_a_packed_checkpoint_with_two_lists_of_entries_is_not_unpacked(saved, task):
     torch.save({"x": torch.zeros(1 << 18)}, saved)
     packed = io.BytesIO()
-    with zipfile.ZipFile(saved) as archive, zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as other:
+    with (
+        zipfile.ZipFile(saved) as archive,
+        zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as other,
+    ):
         for entry in archive.namelist():
             other.writestr(entry, archive.read(entry))
     saved.write_bytes(with_two_lists(packed.getvalue()))
@@ -341,7 +350,10 @@ def stored(tmp_path, monkeypatch):
 def refused_stream(folder):
     model = nn.Sequential(nn.Linear(3, 1), nn.Flatten(0))
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    with watched(folder, code=False) as seen, pytest.raises((CheckpointError, TrainingError)) as problem:
+    with (
+        watched(folder, code=False) as seen,
+        pytest.raises((CheckpointError, TrainingError)) as problem,
+    ):
         tl.stream(model, Batches(), Training(epochs=1, steps=8), checkpoint=folder.parent)
     assert seen == []
     assert not (folder.parents[1] / "MARK").exists()
@@ -356,7 +368,9 @@ def index_with(change):
         content = json.loads(path.read_text())
         del content["key"]
         change(content)
-        content["files"] |= {name: digest_of(folder / name) for name in content["files"] if (folder / name).is_file()}
+        content["files"] |= {
+            name: digest_of(folder / name) for name in content["files"] if (folder / name).is_file()
+        }
         path.write_text(json.dumps({**content, "key": key_of(content)}))
 
     return spoil

@@ -17,14 +17,15 @@ import torch
 import torchleap as tl
 from tests.hostile.test_checkpoints import PICKLES
 from tests.hostile.watch import watched
-from torchleap.data import cache
-from torchleap.data.applying import Encoding, save_encoding
-from torchleap.data.cache import key_of, once
-from torchleap.data.sources import open_source
+from torchleap._common.plain import key_of
+from torchleap.data.files import cache
+from torchleap.data.files.cache import once
+from torchleap.data.files.encoding import Encoding, save_encoding
+from torchleap.data.files.sources import open_source
+from torchleap.pipeline.serve import Served
 from torchleap.report import Report
 from torchleap.selection import Selection
-from torchleap.serving import Served
-from torchleap.stepping import TrainingError
+from torchleap.training.loop import TrainingError
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +33,11 @@ def log(tmp_path_factory):
     """A file of rows, and the folder of its cache."""
     folder = tmp_path_factory.mktemp("log")
     rng = np.random.default_rng(0)
-    columns = {"click": rng.integers(0, 2, 600), "item": rng.integers(0, 9, 600).astype(str), "price": rng.random(600)}
+    columns = {
+        "click": rng.integers(0, 2, 600),
+        "item": rng.integers(0, 9, 600).astype(str),
+        "price": rng.random(600),
+    }
     pl.DataFrame(columns).write_parquet(folder / "log.parquet")
     return folder / "log.parquet"
 
@@ -68,7 +73,9 @@ def test_no_flipped_bit_of_a_cache_is_accepted(task, tmp_path):
         cache._known.cache_clear()  # a clock of milliseconds cannot tell two changes of this test apart
         found = tl.data.Task.load(folder)
         save_encoding(found, tmp_path / "encoding")
-        return [rows.all() for rows in (found.train, found.valid, found.test)], found.vocabulary("item")
+        return [rows.all() for rows in (found.train, found.valid, found.test)], found.vocabulary(
+            "item"
+        )
 
     read(task.folder)
     rng = np.random.default_rng(0)
@@ -109,7 +116,13 @@ def test_pages_that_change_places_change_the_checksum(tmp_path):
 def places_of(value, place=()):
     """Yield the way to each part of a nested value."""
     yield place
-    inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    inner = (
+        value.items()
+        if isinstance(value, dict)
+        else enumerate(value)
+        if isinstance(value, list)
+        else ()
+    )
     for key, part in inner:
         yield from places_of(part, (*place, key))
 
@@ -122,7 +135,9 @@ def test_an_encoding_of_which_any_value_is_another_one_is_refused_or_works(encod
     rows = pl.read_parquet(log).head(20)
     for place in [place for place in places_of(content["columns"]) if place]:
         for value in STRANGE:
-            changed = json.loads(json.dumps({key: part for key, part in content.items() if key != "key"}))
+            changed = json.loads(
+                json.dumps({key: part for key, part in content.items() if key != "key"})
+            )
             holder = changed["columns"]
             for key in place[:-1]:
                 holder = holder[key]
@@ -146,7 +161,9 @@ def sealed_task(folder, change):
     content = json.loads(path.read_text())
     del content["key"]
     change(content)
-    content["files"] = {name: value for name, value in cache.checksums(folder).items() if name != "task.json"}
+    content["files"] = {
+        name: value for name, value in cache.checksums(folder).items() if name != "task.json"
+    }
     path.write_text(json.dumps({**content, "key": key_of(content)}))
 
 
@@ -209,7 +226,10 @@ def digest(content):
 def elsewhere(name):
     def spoil(folder, secret):
         content = secret.read_bytes()
-        sealed(folder, lambda found: found["files"].update({name.format(secret=secret): digest(content)}))
+        sealed(
+            folder,
+            lambda found: found["files"].update({name.format(secret=secret): digest(content)}),
+        )
 
     return spoil
 
@@ -247,8 +267,12 @@ ENCODINGS = {
     "many rows in few bytes": grown,
     "one enormous value": swollen,
     "lists in lists": lambda folder, _: (folder / "encoding.json").write_text("[" * 100_000),
-    "a row of many places": lambda folder, _: sealed(folder, lambda found: found["columns"][0]["learnt"].update(slots=1 << 50)),
-    "a setting that is not known": lambda folder, _: sealed(folder, lambda found: found["columns"][0].update(evil=1)),
+    "a row of many places": lambda folder, _: sealed(
+        folder, lambda found: found["columns"][0]["learnt"].update(slots=1 << 50)
+    ),
+    "a setting that is not known": lambda folder, _: sealed(
+        folder, lambda found: found["columns"][0].update(evil=1)
+    ),
 }
 
 
@@ -272,7 +296,7 @@ def movielens(path, **content):
 
 
 def test_an_archive_that_becomes_enormous_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr("torchleap.data.public.LARGEST", 1 << 20)
+    monkeypatch.setattr("torchleap.data.sets.public.LARGEST", 1 << 20)
     movielens(tmp_path / "ml-1m.zip", ratings=bytes(2 << 20))
     assert (tmp_path / "ml-1m.zip").stat().st_size < 5000
     with pytest.raises(tl.DataError, match="it unpacks to more than 1 MB"):
@@ -297,20 +321,26 @@ def test_a_packed_file_that_becomes_enormous_is_refused(ending, tmp_path):
     else:
         pyarrow = pytest.importorskip("pyarrow")
         path.write_bytes(pyarrow.compress(rows, "zstd", asbytes=True))
-    with pytest.raises(tl.DataError, match="unpacks to more than 300 times its size, which no table of rows does"):
+    with pytest.raises(
+        tl.DataError, match="unpacks to more than 300 times its size, which no table of rows does"
+    ):
         open_source(path)
     path.write_bytes(gzip.compress(b"click,item\n0,a\n1,b\n") if ending == "gz" else b"")
     if ending == "gz":
         assert open_source(path).count() == 2
 
 
-@pytest.mark.parametrize("text", ["{", "[]", '{"format": 1, "fields": [{"name": {}}]}', '{"format": 1e999}', "\x00"])
+@pytest.mark.parametrize(
+    "text", ["{", "[]", '{"format": 1, "fields": [{"name": {}}]}', '{"format": 1e999}', "\x00"]
+)
 def test_hostile_records_run_nothing(text, tmp_path):
     for name, load in (("selection.json", Selection.load), ("report.json", Report.load)):
         (tmp_path / name).write_text(text)
         with watched() as seen, pytest.raises(tl.TorchleapError):
             load(tmp_path / name)
-        assert [event for event in seen if event.startswith(("open", "os.", "socket", "subprocess"))] == []
+        assert [
+            event for event in seen if event.startswith(("open", "os.", "socket", "subprocess"))
+        ] == []
     (tmp_path / "layout.json").write_text(text)
     with watched() as seen, pytest.raises(tl.DataError):
         Served.load(tmp_path)
@@ -318,9 +348,13 @@ def test_hostile_records_run_nothing(text, tmp_path):
 
 
 def test_columns_from_toml_are_data(tmp_path, log):
-    (tmp_path / "columns.toml").write_text("[item]\nkind = \"__import__('os').system('touch MARK')\"\n")
+    (tmp_path / "columns.toml").write_text(
+        "[item]\nkind = \"__import__('os').system('touch MARK')\"\n"
+    )
     with watched(tmp_path, log.parent, code=False) as seen, pytest.raises(tl.DataError):
-        tl.data.read(log, label="click", columns=tmp_path / "columns.toml", cache=tmp_path / "cache")
+        tl.data.read(
+            log, label="click", columns=tmp_path / "columns.toml", cache=tmp_path / "cache"
+        )
     assert seen == []
 
 
@@ -332,7 +366,10 @@ def test_arrays_of_objects_and_pickles_are_not_data(tmp_path, monkeypatch):
         (tmp_path / f"{name}.parquet").write_bytes(content)
         (tmp_path / f"{name}.csv").write_bytes(content)
     for path in sorted(tmp_path.iterdir()):
-        with watched(tmp_path, code=False) as seen, pytest.raises((tl.TorchleapError, TrainingError)):
+        with (
+            watched(tmp_path, code=False) as seen,
+            pytest.raises((tl.TorchleapError, TrainingError)),
+        ):
             tl.data.read(path, label="click", cache=tmp_path / "cache")
         assert seen == []
     assert not (tmp_path / "MARK").exists()
@@ -342,7 +379,9 @@ def test_a_served_folder_with_a_hostile_part_runs_nothing(tmp_path, encoding):
     shutil.copytree(encoding, tmp_path / "result" / "encoding")
     (tmp_path / "result" / "model").mkdir()
     torch.save({"a": torch.ones(2)}, tmp_path / "result" / "model" / "model.safetensors")
-    (tmp_path / "result" / "layout.json").write_text(json.dumps({"ids": {}, "numbers": {}, "result": "0"}))
+    (tmp_path / "result" / "layout.json").write_text(
+        json.dumps({"ids": {}, "numbers": {}, "result": "0"})
+    )
     with watched() as seen, pytest.raises(tl.TorchleapError):
         Served.load(tmp_path / "result")
     assert seen == []

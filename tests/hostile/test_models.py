@@ -12,8 +12,8 @@ from torch import fx, nn
 import torchleap as tl
 from tests.architectures import attached
 from tests.hostile.watch import watched
+from torchleap._common.sealed import digest_of
 from torchleap.export import files
-from torchleap.sealed import digest_of
 
 
 @pytest.fixture(scope="module")
@@ -80,7 +80,9 @@ def moved(text):
 
     def change(content):
         path = next(iter(content["graph"]["layers"]))
-        content["graph"] = json.loads(json.dumps(content["graph"]).replace(json.dumps(path), json.dumps(text)))
+        content["graph"] = json.loads(
+            json.dumps(content["graph"]).replace(json.dumps(path), json.dumps(text))
+        )
 
     return change
 
@@ -120,7 +122,9 @@ def looking_into(*steps):
     names = {"tuple": [{"tuple": ["attribute", name]} for name in steps]}
     check = {"tuple": ["x", 0, names, "same", NONE, NONE, 1, True]}
     args = {"tuple": [[{"node": "batch"}], {"tuple": [check]}]}
-    return inserted("x", "call_function", "torchleap.surgery.inputs.expect_inputs", args, EMPTY)
+    return inserted(
+        "x", "call_function", "torchleap.surgery.trace.inputs.expect_inputs", args, EMPTY
+    )
 
 
 NONE = {"tuple": []}
@@ -143,9 +147,13 @@ HOSTILE = {
     "an argument self": argument("self"),
     "a star argument": argument("*batch"),
     "a default that is a node": argument("batch", {"node": "batch"}),
-    "a function outside the list": inserted("x", "call_function", "os.system", {"tuple": ["touch MARK"]}, EMPTY),
+    "a function outside the list": inserted(
+        "x", "call_function", "os.system", {"tuple": ["touch MARK"]}, EMPTY
+    ),
     "eval": inserted("x", "call_function", "builtins.eval", {"tuple": [MARK]}, EMPTY),
-    "the gates' own mark": inserted("x", "call_function", "torchleap.surgery.tracer.gated", BATCH, EMPTY),
+    "the gates' own mark": inserted(
+        "x", "call_function", "torchleap.surgery.trace.tracer.gated", BATCH, EMPTY
+    ),
     "torch.load": inserted("x", "call_function", "torch.load", {"tuple": ["MARK"]}, EMPTY),
     "a method outside the list": inserted("x", "call_method", "__reduce_ex__", BATCH, EMPTY),
     "a method of a string": inserted("x", "call_method", "split", {"tuple": ["a b"]}, EMPTY),
@@ -162,22 +170,40 @@ HOSTILE = {
     "a layer that hides its origin": moved("torchleap_graph"),
     "another layer": layer("Module", {}),
     "a layer of another module": layer("torch.hub.load", {}),
-    "a layer with a Tensor's setting": layer("Embedding", {"num_embeddings": 4, "embedding_dim": 4, "_weight": [1.0]}),
-    "a layer on another device": layer("Linear", {"in_features": 4, "out_features": 4, "device": "cpu"}),
+    "a layer with a Tensor's setting": layer(
+        "Embedding", {"num_embeddings": 4, "embedding_dim": 4, "_weight": [1.0]}
+    ),
+    "a layer on another device": layer(
+        "Linear", {"in_features": 4, "out_features": 4, "device": "cpu"}
+    ),
     "a layer with text for a number": layer("Linear", {"in_features": "4", "out_features": 4}),
-    "a layer with a boolean for a number": layer("Linear", {"in_features": True, "out_features": 4}),
+    "a layer with a boolean for a number": layer(
+        "Linear", {"in_features": True, "out_features": 4}
+    ),
     "a layer of no groups": layer("GroupNorm", {"num_groups": 0, "num_channels": 4}),
-    "an enormous layer": layer("Linear", {"in_features": 1 << 62, "out_features": 1 << 62, "bias": True}),
+    "an enormous layer": layer(
+        "Linear", {"in_features": 1 << 62, "out_features": 1 << 62, "bias": True}
+    ),
     "an identity with arguments": layer("Identity", {"args": [1]}),
-    "weights of another shape": layer("Linear", {"in_features": 7, "out_features": 3, "bias": True}),
-    "a dtype that is a function": inserted("x", "call_method", "to", {"tuple": [{"node": "batch"}, {"dtype": "load"}]}, EMPTY),
-    "a dtype that is a module": inserted("x", "call_method", "to", {"tuple": [{"node": "batch"}, {"dtype": "_dynamo"}]}, EMPTY),
-    "a number that is text": inserted("x", "call_method", "to", {"tuple": [{"node": "batch"}, {"float": "1e999x"}]}, EMPTY),
-    "an enormous number": inserted("x", "call_method", "size", {"tuple": [{"node": "batch"}, 10**4000]}, EMPTY),
+    "weights of another shape": layer(
+        "Linear", {"in_features": 7, "out_features": 3, "bias": True}
+    ),
+    "a dtype that is a function": inserted(
+        "x", "call_method", "to", {"tuple": [{"node": "batch"}, {"dtype": "load"}]}, EMPTY
+    ),
+    "a dtype that is a module": inserted(
+        "x", "call_method", "to", {"tuple": [{"node": "batch"}, {"dtype": "_dynamo"}]}, EMPTY
+    ),
+    "a number that is text": inserted(
+        "x", "call_method", "to", {"tuple": [{"node": "batch"}, {"float": "1e999x"}]}, EMPTY
+    ),
+    "an enormous number": inserted(
+        "x", "call_method", "size", {"tuple": [{"node": "batch"}, 10**4000]}, EMPTY
+    ),
     "a global variable": inserted(
         "x",
         "call_function",
-        "torchleap.surgery.channels.expect_globals",
+        "torchleap.surgery.trace.channels.expect_globals",
         {"tuple": [{"tuple": [{"tuple": ["os", "environ", 1]}]}]},
         EMPTY,
     ),
@@ -190,9 +216,15 @@ HOSTILE = {
     "no output": lambda content: content["graph"]["nodes"].pop(),
     "lists in lists": deep,
     "aliases that are not text": lambda content: content.update(aliases={"deep.0.weight": ["x"]}),
-    "a tensor named like a method": lambda content: content.update(aliases={"deep.0.forward": "deep.0.weight"}),
-    "a tensor named __dict__": lambda content: content.update(aliases={"deep.__dict__": "deep.0.weight"}),
-    "a dict with a node as its key": inserted("x", "call_method", "size", {"tuple": [{"dict": [[{"node": "batch"}, 1]]}]}, EMPTY),
+    "a tensor named like a method": lambda content: content.update(
+        aliases={"deep.0.forward": "deep.0.weight"}
+    ),
+    "a tensor named __dict__": lambda content: content.update(
+        aliases={"deep.__dict__": "deep.0.weight"}
+    ),
+    "a dict with a node as its key": inserted(
+        "x", "call_method", "size", {"tuple": [{"dict": [[{"node": "batch"}, 1]]}]}, EMPTY
+    ),
 }
 
 
@@ -232,11 +264,20 @@ def test_a_model_with_a_bag_cannot_reach_beyond_its_table(name, copy):
 
     def change(content):
         graph = content["graph"]
-        graph["layers"]["tables.city"] = ["EmbeddingBag", {"num_embeddings": 12, "embedding_dim": 4, "mode": "sum", **settings}]
+        graph["layers"]["tables.city"] = [
+            "EmbeddingBag",
+            {"num_embeddings": 12, "embedding_dim": 4, "mode": "sum", **settings},
+        ]
         graph["nodes"] = [
             ["ids", "placeholder", "ids", NONE, EMPTY],
             ["offsets", "placeholder", "offsets", NONE, EMPTY],
-            ["x", "call_module", "tables.city", {"tuple": [{"node": "ids"}, {"node": "offsets"}]}, EMPTY],
+            [
+                "x",
+                "call_module",
+                "tables.city",
+                {"tuple": [{"node": "ids"}, {"node": "offsets"}]},
+                EMPTY,
+            ],
             ["output", "output", "output", {"tuple": [{"node": "x"}]}, EMPTY],
         ]
 
@@ -304,7 +345,10 @@ def test_a_pipe_in_the_place_of_a_file_is_not_waited_for(file, copy):
         {"deep.0.weight": {"dtype": "F32", "shape": [1 << 40, 1 << 40], "data_offsets": [0, 4]}},
         {"deep.0.weight": {"dtype": "F32", "shape": [1], "data_offsets": [1 << 50, (1 << 50) + 4]}},
         {"deep.0.weight": {"dtype": "pickle", "shape": [1], "data_offsets": [0, 4]}},
-        {"__metadata__": {"format": "pickle"}, "__class__": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}},
+        {
+            "__metadata__": {"format": "pickle"},
+            "__class__": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]},
+        },
     ],
     ids=["enormous", "outside", "of no dtype", "of a dunder name"],
 )
@@ -315,7 +359,9 @@ def test_hostile_weights_are_refused(header, copy):
     (folder / "model.safetensors").write_bytes(weights)
     spoil(
         folder,
-        lambda content: content.update(weights={"bytes": len(weights), "sha256": digest_of(folder / "model.safetensors")}),
+        lambda content: content.update(
+            weights={"bytes": len(weights), "sha256": digest_of(folder / "model.safetensors")}
+        ),
     )
     with watched() as seen, pytest.raises(tl.SurgeryError):
         tl.export.load(folder)(batch)

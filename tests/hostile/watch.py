@@ -6,8 +6,26 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-ALWAYS = ("os.system", "os.exec", "os.fork", "os.posix_spawn", "subprocess.Popen", "socket.", "ctypes.dlopen", "webbrowser.")
-CHANGES = ("os.remove", "os.rename", "os.rmdir", "os.mkdir", "os.symlink", "os.link", "os.chmod", "shutil.rmtree")
+ALWAYS = (
+    "os.system",
+    "os.exec",
+    "os.fork",
+    "os.posix_spawn",
+    "subprocess.Popen",
+    "socket.",
+    "ctypes.dlopen",
+    "webbrowser.",
+)
+CHANGES = (
+    "os.remove",
+    "os.rename",
+    "os.rmdir",
+    "os.mkdir",
+    "os.symlink",
+    "os.link",
+    "os.chmod",
+    "shutil.rmtree",
+)
 CODE = ("exec", "compile", "import", "code.__new__", "marshal.loads")
 OURS = Path(__file__).parents[2] / "src" / "torchleap"
 
@@ -29,7 +47,9 @@ def _hook(event, args):
 def _is_code(event, args):
     if not _state["code"]:
         return False
-    if event == "code.__new__":  # Program names the arguments of forward() by a copy of its own code
+    if (
+        event == "code.__new__"
+    ):  # Program names the arguments of forward() by a copy of its own code
         return not str(args[1]).startswith(str(OURS))
     if event == "import":
         return args[0] not in sys.modules and args[1] is not None

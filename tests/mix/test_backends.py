@@ -9,17 +9,24 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torchleap.mix import Draw, blocks, build, mix, native, reference, streams
+from torchleap.mix import Draw, blocks, mix, native, reference, streams
+from torchleap.native import build, library
 
 LEVELS = {"AVX512": ["avx512", "avx2", "baseline"], "AVX2": ["avx2", "baseline"]}.get(
     torch.backends.cpu.get_cpu_capability(), ["baseline"]
 )
 CASES = st.fixed_dictionaries(
     {
-        "widths": st.lists(st.sampled_from([1, 1, 2, 3, 4, 7, 8, 16, 31, 64, 100, 130, 256]), min_size=1, max_size=12),
+        "widths": st.lists(
+            st.sampled_from([1, 1, 2, 3, 4, 7, 8, 16, 31, 64, 100, 130, 256]),
+            min_size=1,
+            max_size=12,
+        ),
         "rows": st.integers(2, 90),
         "dtype": st.sampled_from([torch.float32, torch.float64, torch.bfloat16]),
-        "memory": st.sampled_from(["contiguous", "columns of a wider one", "transposed", "every other row"]),
+        "memory": st.sampled_from(
+            ["contiguous", "columns of a wider one", "transposed", "every other row"]
+        ),
         "shuffle": st.sampled_from(["uniform", "cyclic"]),
         "grouped": st.booleans(),
         "sparse": st.booleans(),
@@ -38,7 +45,7 @@ def backend(request):
     if not path.exists():
         pytest.skip(f"{path.name} has not been compiled: no C compiler at installation")
     patch = pytest.MonkeyPatch()
-    kernel = native.Kernel(ctypes.CDLL(str(path)), request.param)
+    kernel = native.Kernel(library.Library(ctypes.CDLL(str(path)), request.param))
     patch.setattr(native, "_kernel", lambda: kernel)
     yield native
     patch.undo()
@@ -47,7 +54,9 @@ def backend(request):
 def laid_out(x, memory):
     """The same values in another place of memory."""
     if memory == "columns of a wider one":
-        return torch.cat([torch.full_like(x[:, :1], torch.nan), x, torch.full_like(x, torch.nan)], 1)[:, 1 : 1 + x.shape[1]]
+        return torch.cat(
+            [torch.full_like(x[:, :1], torch.nan), x, torch.full_like(x, torch.nan)], 1
+        )[:, 1 : 1 + x.shape[1]]
     if memory == "transposed":
         return x.T.contiguous().T
     if memory == "every other row":
@@ -56,20 +65,20 @@ def laid_out(x, memory):
 
 
 def make(widths, rows, dtype, memory, shuffle, grouped, sparse, seed):
-    dice = torch.Generator().manual_seed(seed)
+    rng = torch.Generator().manual_seed(seed)
     column_gate = torch.arange(len(widths)).repeat_interleave(torch.tensor(widths))
     if grouped and len(widths) > 2:  # the first and the last field share a gate
         column_gate[column_gate == len(widths) - 1] = 0
     gates = int(column_gate.max()) + 1
-    x = torch.randn(rows, sum(widths), generator=dice, dtype=torch.float64)
+    x = torch.randn(rows, sum(widths), generator=rng, dtype=torch.float64)
     if sparse:
-        x = x * (torch.rand(rows, 1, generator=dice) < 0.2)
+        x = x * (torch.rand(rows, 1, generator=rng) < 0.2)
     x = x.to(dtype)
     wide = torch.promote_types(dtype, torch.float32)
-    gate = torch.rand(gates, generator=dice, dtype=torch.float64).to(wide)
+    gate = torch.rand(gates, generator=rng, dtype=torch.float64).to(wide)
     gate[0] = 1.0
-    grad = torch.randn(x.shape, generator=dice, dtype=torch.float64).to(dtype)
-    draw = Draw(streams(torch.tensor(seed), torch.randint(0, 99, (gates,), generator=dice)), shuffle)
+    grad = torch.randn(x.shape, generator=rng, dtype=torch.float64).to(dtype)
+    draw = Draw(streams(torch.tensor(seed), torch.randint(0, 99, (gates,), generator=rng)), shuffle)
     return laid_out(x, memory), gate, column_gate, draw, laid_out(grad, memory)
 
 
@@ -80,11 +89,16 @@ def tolerance(dtype):
 def check_against_the_definition(backend, case):
     x, gate, column_gate, draw, grad = make(**case)
     close = {"rtol": tolerance(case["dtype"]), "atol": tolerance(case["dtype"])}
-    found, expected = backend.forward(x, gate, column_gate, draw), reference.forward(x, gate, column_gate, draw)
+    found, expected = (
+        backend.forward(x, gate, column_gate, draw),
+        reference.forward(x, gate, column_gate, draw),
+    )
     assert found.output.dtype == x.dtype
     assert found.output.is_contiguous()
     if case["dtype"] == torch.bfloat16:  # at most the last bit
-        torch.testing.assert_close(found.output, expected.output, rtol=torch.finfo(torch.bfloat16).eps, atol=1e-30)
+        torch.testing.assert_close(
+            found.output, expected.output, rtol=torch.finfo(torch.bfloat16).eps, atol=1e-30
+        )
     else:
         torch.testing.assert_close(found.output, expected.output, **close)
     torch.testing.assert_close(found.mean, expected.mean, **close)
@@ -94,11 +108,19 @@ def check_against_the_definition(backend, case):
 
     found_x, found_gate = backend.backward(grad, x, gate, column_gate, draw, (True, True))
     expected_x, expected_gate = reference.backward(grad, x, gate, column_gate, draw, (True, True))
-    torch.testing.assert_close(found_x, expected_x, rtol=max(close["rtol"], torch.finfo(x.dtype).eps), atol=close["atol"])
+    torch.testing.assert_close(
+        found_x, expected_x, rtol=max(close["rtol"], torch.finfo(x.dtype).eps), atol=close["atol"]
+    )
     scale = float((grad.double().abs() * x.double().abs()).sum())  # of the terms that are summed
-    torch.testing.assert_close(found_gate, expected_gate, rtol=1e-4, atol=tolerance(case["dtype"]) * scale)
-    assert torch.equal(backend.backward(grad, x, gate, column_gate, draw, (True, False))[0], found_x)
-    assert torch.equal(backend.backward(grad, x, gate, column_gate, draw, (False, True))[1], found_gate)
+    torch.testing.assert_close(
+        found_gate, expected_gate, rtol=1e-4, atol=tolerance(case["dtype"]) * scale
+    )
+    assert torch.equal(
+        backend.backward(grad, x, gate, column_gate, draw, (True, False))[0], found_x
+    )
+    assert torch.equal(
+        backend.backward(grad, x, gate, column_gate, draw, (False, True))[1], found_gate
+    )
 
 
 @given(CASES)
@@ -110,21 +132,25 @@ def test_equals_the_definition(backend, case):
 @pytest.mark.parametrize(("rows", "columns"), [(2500, 3001), (700, 16_384)])
 def test_large_inputs_too(backend, dtype, rows, columns):
     """Large enough for writes past the caches, panels of several gates, and gates of several panels."""
-    dice = torch.Generator().manual_seed(0)
+    rng = torch.Generator().manual_seed(0)
     widths = []
     while sum(widths) < columns:
         widths.append(min([1, 5, 8, 64, 400][len(widths) % 5], columns - sum(widths)))
     column_gate = torch.arange(len(widths)).repeat_interleave(torch.tensor(widths))
-    x = torch.randn(rows, columns, generator=dice).to(dtype)
-    gate = torch.rand(len(widths), generator=dice)
+    x = torch.randn(rows, columns, generator=rng).to(dtype)
+    gate = torch.rand(len(widths), generator=rng)
     draw = Draw(streams(torch.tensor(1), torch.zeros(len(widths), dtype=torch.int64)))
-    found, expected = backend.forward(x, gate, column_gate, draw), reference.forward(x, gate, column_gate, draw)
+    found, expected = (
+        backend.forward(x, gate, column_gate, draw),
+        reference.forward(x, gate, column_gate, draw),
+    )
     torch.testing.assert_close(found.output, expected.output)
     torch.testing.assert_close(found.statistics, expected.statistics)
     torch.testing.assert_close(found.mean, expected.mean, rtol=1e-4, atol=1e-6)
-    grad = torch.randn(rows, columns, generator=dice).to(dtype)
+    grad = torch.randn(rows, columns, generator=rng).to(dtype)
     (found_x, found_gate), (expected_x, expected_gate) = (
-        version.backward(grad, x, gate, column_gate, draw, (True, True)) for version in (backend, reference)
+        version.backward(grad, x, gate, column_gate, draw, (True, True))
+        for version in (backend, reference)
     )
     torch.testing.assert_close(found_x, expected_x)
     torch.testing.assert_close(found_gate, expected_gate, rtol=1e-3, atol=0.05)
@@ -134,7 +160,10 @@ def test_more_rows_than_fit_a_cache(backend):
     x = torch.randn(70_001, 6)
     gate, column_gate = torch.tensor([0.2, 0.7]), torch.tensor([0, 0, 0, 0, 1, 1])
     draw = Draw(streams(torch.tensor(1), torch.zeros(2, dtype=torch.int64)))
-    found, expected = backend.forward(x, gate, column_gate, draw), reference.forward(x, gate, column_gate, draw)
+    found, expected = (
+        backend.forward(x, gate, column_gate, draw),
+        reference.forward(x, gate, column_gate, draw),
+    )
     torch.testing.assert_close(found.output, expected.output)
     torch.testing.assert_close(found.statistics, expected.statistics, rtol=1e-4, atol=1e-4)
 
@@ -156,7 +185,9 @@ def test_expanded_gradients_are_read_as_they_are(backend):
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.skipif(isinstance(native.load(), str), reason="the native kernel has not been compiled")
+@pytest.mark.skipif(
+    isinstance(native.load(), str), reason="the native kernel has not been compiled"
+)
 @pytest.mark.parametrize("widths", [[1, 300, 8, 64, 700, 2], [100] * 3, [24] * 50])
 def test_native_results_do_not_depend_on_the_number_of_threads(widths):
     gates = len(widths)
@@ -175,23 +206,38 @@ def test_native_results_do_not_depend_on_the_number_of_threads(widths):
         assert all(torch.equal(a, b) for a, b in zip(results[0], other, strict=True))
 
 
-@pytest.mark.skipif(isinstance(native.load(), str), reason="the native kernel has not been compiled")
+@pytest.mark.skipif(
+    isinstance(native.load(), str), reason="the native kernel has not been compiled"
+)
 def test_native_streams_are_the_definition_s():
     steps = torch.tensor([0, 7, 2**40])
     for seed in (0, -1, 2**63 - 1):
-        assert torch.equal(native.streams(torch.tensor(seed), steps, 3), streams(torch.tensor(seed), steps, 3))
+        assert torch.equal(
+            native.streams(torch.tensor(seed), steps, 3), streams(torch.tensor(seed), steps, 3)
+        )
 
 
-@pytest.mark.skipif(isinstance(native.load(), str), reason="the native kernel has not been compiled")
+@pytest.mark.skipif(
+    isinstance(native.load(), str), reason="the native kernel has not been compiled"
+)
 def test_native_works_without_torch_s_threads(monkeypatch):
-    x, gate, column_gate = torch.randn(500, 700), torch.rand(7), torch.arange(7).repeat_interleave(100)
+    x, gate, column_gate = (
+        torch.randn(500, 700),
+        torch.rand(7),
+        torch.arange(7).repeat_interleave(100),
+    )
     draw = Draw(streams(torch.tensor(1), torch.zeros(7, dtype=torch.int64)))
     expected = native.forward(x, gate, column_gate, draw)
     monkeypatch.setattr(native.load(), "parallel", None)
-    assert all(torch.equal(a, b) for a, b in zip(native.forward(x, gate, column_gate, draw), expected, strict=True))
+    assert all(
+        torch.equal(a, b)
+        for a, b in zip(native.forward(x, gate, column_gate, draw), expected, strict=True)
+    )
 
 
-@pytest.mark.skipif(isinstance(native.load(), str), reason="the native kernel has not been compiled")
+@pytest.mark.skipif(
+    isinstance(native.load(), str), reason="the native kernel has not been compiled"
+)
 def test_native_refuses_what_would_read_past_its_memory():
     x, gate, columns = torch.randn(4, 2), torch.rand(2), torch.tensor([0, 1])
     draw = Draw(streams(torch.tensor(1), torch.zeros(2, dtype=torch.int64)))
@@ -204,18 +250,31 @@ def test_native_refuses_what_would_read_past_its_memory():
         native.forward(x, gate.double(), columns, draw)
     with pytest.raises(ValueError, match="Expected gates in torch.float32 on the CPU"):
         native.forward(x, torch.rand(2, device="meta"), columns, draw)
-    with pytest.raises(ValueError, match="a gate as int64 for each of 2 columns, on the CPU and 3 streams"):
+    with pytest.raises(
+        ValueError, match="a gate as int64 for each of 2 columns, on the CPU and 3 streams"
+    ):
         native.forward(x, gate, columns.int(), Draw(draw.streams[:2]))
-    with pytest.raises(ValueError, match=r"Expected a gradient \(4, 2\) in torch.float32, but found \(4, 2\) in torch.float64"):
+    with pytest.raises(
+        ValueError,
+        match=r"Expected a gradient \(4, 2\) in torch.float32, but found \(4, 2\) in torch.float64",
+    ):
         native.backward(x.double(), x, gate, columns, draw, (True, True))
-    with pytest.raises(ValueError, match="Expected steps in int64 on the CPU, but found torch.int32"):
+    with pytest.raises(
+        ValueError, match="Expected steps in int64 on the CPU, but found torch.int32"
+    ):
         native.streams(torch.tensor(1), torch.zeros(2, dtype=torch.int32))
     with pytest.raises(ValueError, match="as many rows"):
         native.join([torch.zeros(10, 3), torch.zeros(2, 3)])
 
 
-@pytest.mark.skipif(isinstance(native.load(), str) or sys.platform != "linux", reason="needs the native kernel and Linux")
-@pytest.mark.parametrize(("rows", "columns", "stride"), [(1024, 1, 1), (1024, 4, 4), (300, 100, 100), (5, 100, 0), (50, 300, 2)])
+@pytest.mark.skipif(
+    isinstance(native.load(), str) or sys.platform != "linux",
+    reason="needs the native kernel and Linux",
+)
+@pytest.mark.parametrize(
+    ("rows", "columns", "stride"),
+    [(1024, 1, 1), (1024, 4, 4), (300, 100, 100), (5, 100, 0), (50, 300, 2)],
+)
 def test_native_reads_no_byte_behind_its_input(rows, columns, stride):
     """The input ends where a page ends that may be read, and the next one may not: a byte too far kills the process."""
     script = f"""
@@ -236,11 +295,15 @@ draw = Draw(streams(torch.tensor(1), torch.zeros(1, dtype=torch.int64)))
 native.forward(x, gate, column_gate, draw)
 native.backward(x, x, gate, column_gate, draw, (True, True))
 """
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.skipif(isinstance(native.load(), str), reason="the native kernel has not been compiled")
+@pytest.mark.skipif(
+    isinstance(native.load(), str), reason="the native kernel has not been compiled"
+)
 def test_large_results_may_be_changed_in_place():
     x = torch.randn(4096, 128, requires_grad=True)
     gate, column_gate = torch.rand(2, requires_grad=True), torch.arange(2).repeat_interleave(64)

@@ -10,10 +10,12 @@ from hypothesis import strategies as st
 from torch import nn
 
 import torchleap as tl
-from torchleap.errors import TorchleapError
+from torchleap._common.errors import TorchleapError
 from torchleap.mix import Draw, choose, dispatch, join, mix, native, reference, streams
 
-COMPILED = pytest.mark.skipif(isinstance(native.load(), str), reason="the native kernel has not been compiled")
+COMPILED = pytest.mark.skipif(
+    isinstance(native.load(), str), reason="the native kernel has not been compiled"
+)
 FIELDS = {"a": 1, "b": 8, "c": 20}
 COLUMN_GATE = torch.arange(3).repeat_interleave(torch.tensor([1, 8, 20]))
 
@@ -34,11 +36,14 @@ def test_opcheck(monkeypatch, name, dtype, wants):
     x, gate, column_gate, seed, steps = inputs(dtype=dtype)
     x, gate = x.detach().requires_grad_(wants[0]), gate.detach().requires_grad_(wants[1])
     for shuffle in ("uniform", "cyclic"):
-        torch.library.opcheck(torch.ops.torchleap.mix, (x, gate, column_gate, seed, steps, 0, shuffle))
+        torch.library.opcheck(
+            torch.ops.torchleap.mix, (x, gate, column_gate, seed, steps, 0, shuffle)
+        )
     drawn = streams(seed, steps)
     grad = torch.randn_like(x).T.contiguous().T  # column by column in memory
     torch.library.opcheck(
-        torch.ops.torchleap.mix_backward, (grad, x.detach(), gate.detach(), column_gate, drawn, "uniform", *wants)
+        torch.ops.torchleap.mix_backward,
+        (grad, x.detach(), gate.detach(), column_gate, drawn, "uniform", *wants),
     )
 
 
@@ -52,7 +57,9 @@ def test_gradients_are_the_numerical_ones(monkeypatch, name):
     def output(x, gate):
         # x' is held fixed, so numerical differences have to hold it fixed too: x' enters through the constant part alone
         mixed = mix(x, gate, *rest).output
-        return mixed - (1 - gate[COLUMN_GATE]) * (mix(x, torch.zeros_like(gate), *rest).output.detach() - shuffled)
+        return mixed - (1 - gate[COLUMN_GATE]) * (
+            mix(x, torch.zeros_like(gate), *rest).output.detach() - shuffled
+        )
 
     shuffled = mix(x, torch.zeros_like(gate), *rest).output.detach()
     assert torch.autograd.gradcheck(output, (x, gate))
@@ -115,7 +122,9 @@ def test_a_compiled_step_is_the_eager_one(backend, dynamic):
     compiled = torch.compile(step, backend=backend, fullgraph=True, dynamic=dynamic)
     found, expected = compiled(x, gate), step(x, gate)
     torch.testing.assert_close(found, expected)
-    torch.testing.assert_close(torch.autograd.grad(found, (x, gate)), torch.autograd.grad(expected, (x, gate)))
+    torch.testing.assert_close(
+        torch.autograd.grad(found, (x, gate)), torch.autograd.grad(expected, (x, gate))
+    )
 
 
 @COMPILED
@@ -132,11 +141,15 @@ def test_the_native_kernel_is_the_choice_on_the_cpu_and_the_variable_overrides_i
 
 def test_a_variable_that_cannot_be_followed_is_an_error(monkeypatch):
     monkeypatch.setenv("TORCHLEAP_MIX", "nativ")
-    with pytest.raises(TorchleapError, match=r"TORCHLEAP_MIX must be one of native, triton, torch, reference, but is 'nativ'"):
+    with pytest.raises(
+        TorchleapError,
+        match=r"TORCHLEAP_MIX must be one of native, triton, torch, reference, but is 'nativ'",
+    ):
         choose(torch.randn(4, 2))
     monkeypatch.setenv("TORCHLEAP_MIX", "native")
     with pytest.raises(
-        TorchleapError, match="takes torch.float32, torch.float64, torch.bfloat16, but the input is torch.float16"
+        TorchleapError,
+        match="takes torch.float32, torch.float64, torch.bfloat16, but the input is torch.float16",
     ):
         choose(torch.randn(4, 2).half())
     with pytest.raises(TorchleapError, match="is for the CPU, but the input is on meta"):
@@ -156,7 +169,7 @@ def test_without_the_native_kernel_it_says_so_once_and_gives_the_same_results(tm
     script = """
 import sys, warnings
 import torch
-import torchleap.mix.build as build
+import torchleap.native.build as build
 from pathlib import Path
 build.library = lambda level, folder=None: Path(sys.argv[1]) / level  # nothing there
 import torchleap as tl
@@ -170,10 +183,16 @@ print(choose(x), len(said), str(said[0].message))
 print(float(outputs[2].double().sum()))
 """
     clean = {name: value for name, value in os.environ.items() if name != "TORCHLEAP_MIX"}
-    done = subprocess.run([sys.executable, "-c", script, str(tmp_path)], capture_output=True, text=True, check=True, env=clean)
+    done = subprocess.run(
+        [sys.executable, "-c", script, str(tmp_path)],
+        capture_output=True,
+        text=True,
+        check=True,
+        env=clean,
+    )
     said, total = done.stdout.splitlines()
     assert said.startswith("torch 1 torchleap's native kernel has not been compiled.")
-    assert "python -m torchleap.mix.build" in said
+    assert "python -m torchleap.native.build" in said
     gates = tl.LeAP({"a": 1, "b": 8}, seed=0)
     x = torch.randn(32, 9, generator=torch.Generator().manual_seed(0))
     outputs = [gates(x) for _ in range(3)]
@@ -206,7 +225,9 @@ def test_gates_trained_by_any_backend_end_where_the_definition_ends(monkeypatch)
 )
 def test_join_is_cat(widths, rows, dtype, transposed):
     blocks = [torch.randn(rows, width).to(dtype) for width in widths]
-    blocks = [block.T.contiguous().T if transposed and i % 2 else block for i, block in enumerate(blocks)]
+    blocks = [
+        block.T.contiguous().T if transposed and i % 2 else block for i, block in enumerate(blocks)
+    ]
     blocks = [block.requires_grad_(i % 3 != 1) for i, block in enumerate(blocks)]
     found, expected = join(blocks), torch.cat(blocks, dim=1)
     assert torch.equal(found, expected)
@@ -224,9 +245,19 @@ def test_join_of_different_types_widens_as_cat_does():
 @COMPILED
 def test_opcheck_of_a_large_result():
     x = torch.randn(3000, 100, requires_grad=True)
-    arguments = torch.zeros(100, dtype=torch.int64), torch.tensor(5), torch.zeros(1, dtype=torch.int64), 0, "uniform"
-    torch.library.opcheck(torch.ops.torchleap.mix, (x, torch.rand(1, requires_grad=True), *arguments))
+    arguments = (
+        torch.zeros(100, dtype=torch.int64),
+        torch.tensor(5),
+        torch.zeros(1, dtype=torch.int64),
+        0,
+        "uniform",
+    )
+    torch.library.opcheck(
+        torch.ops.torchleap.mix, (x, torch.rand(1, requires_grad=True), *arguments)
+    )
 
 
 def test_opcheck_of_join():
-    torch.library.opcheck(torch.ops.torchleap.join, ([torch.randn(5, 2, requires_grad=True), torch.randn(5, 3)],))
+    torch.library.opcheck(
+        torch.ops.torchleap.join, ([torch.randn(5, 2, requires_grad=True), torch.randn(5, 3)],)
+    )

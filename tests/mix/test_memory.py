@@ -122,9 +122,13 @@ def test_a_garbage_collection_within_the_pool_does_no_harm(heap):
 
 def test_waiting_blocks_are_freed_before_memory_runs_out():
     heap = Heap()
-    pool = Pool(lambda size: None if heap.blocks and size > LARGE else heap.allocate(size), heap.release)
+    pool = Pool(
+        lambda size: None if heap.blocks and size > LARGE else heap.allocate(size), heap.release
+    )
     pool.empty(*large())
-    assert pool.empty(*large(3)).numel() == 3 * LARGE // 4  # only possible once the waiting block is gone
+    assert (
+        pool.empty(*large(3)).numel() == 3 * LARGE // 4
+    )  # only possible once the waiting block is gone
     assert heap.freed == 1
 
 

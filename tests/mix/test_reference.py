@@ -2,8 +2,8 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.slow import mixed_row_by_row
 
+from tests.slow import mixed_row_by_row
 from torchleap.mix import Draw, streams
 from torchleap.mix.reference import gradients, mix
 from torchleap.mix.sparsity import most_common
@@ -16,7 +16,9 @@ def layout(widths):
 
 
 def orders(gates, rows, seed=0):
-    return Draw(streams(torch.tensor(seed), torch.zeros(gates, dtype=torch.int64))).permutations(rows)
+    return Draw(streams(torch.tensor(seed), torch.zeros(gates, dtype=torch.int64))).permutations(
+        rows
+    )
 
 
 def some_rows(rows):
@@ -25,16 +27,18 @@ def some_rows(rows):
 
 @given(WIDTHS, st.integers(2, 12), st.integers(0, 10_000))
 def test_mix_equals_the_row_by_row_definition(widths, rows, seed):
-    dice = torch.Generator().manual_seed(seed)
-    x = torch.randn(rows, sum(widths), generator=dice, dtype=torch.float64)
-    gate = torch.rand(len(widths), generator=dice, dtype=torch.float64)
+    rng = torch.Generator().manual_seed(seed)
+    x = torch.randn(rows, sum(widths), generator=rng, dtype=torch.float64)
+    gate = torch.rand(len(widths), generator=rng, dtype=torch.float64)
     order = orders(len(widths), rows, seed)
     mixed = mix(x, gate, layout(widths), order, some_rows(rows))
     output, distance, square = mixed_row_by_row(x, widths, gate, order)
     torch.testing.assert_close(mixed.output, output)
     torch.testing.assert_close(mixed.distance, torch.tensor(distance, dtype=torch.float64))
     torch.testing.assert_close(mixed.square, torch.tensor(square, dtype=torch.float64))
-    torch.testing.assert_close(mixed.mean, torch.stack([sum(x[:, c]) / rows for c in range(sum(widths))]))
+    torch.testing.assert_close(
+        mixed.mean, torch.stack([sum(x[:, c]) / rows for c in range(sum(widths))])
+    )
     common, spread = most_common(x, layout(widths), len(widths))
     torch.testing.assert_close(mixed.common, common.double())
     torch.testing.assert_close(mixed.spread, spread)
@@ -42,10 +46,10 @@ def test_mix_equals_the_row_by_row_definition(widths, rows, seed):
 
 @given(WIDTHS, st.integers(2, 9), st.integers(0, 10_000))
 def test_gradients_are_those_with_the_shuffled_copy_held_fixed(widths, rows, seed):
-    dice = torch.Generator().manual_seed(seed)
-    x = torch.randn(rows, sum(widths), generator=dice, dtype=torch.float64, requires_grad=True)
-    gate = torch.rand(len(widths), generator=dice, dtype=torch.float64, requires_grad=True)
-    weight = torch.randn(rows, sum(widths), generator=dice, dtype=torch.float64)
+    rng = torch.Generator().manual_seed(seed)
+    x = torch.randn(rows, sum(widths), generator=rng, dtype=torch.float64, requires_grad=True)
+    gate = torch.rand(len(widths), generator=rng, dtype=torch.float64, requires_grad=True)
+    weight = torch.randn(rows, sum(widths), generator=rng, dtype=torch.float64)
     order = orders(len(widths), rows, seed)
     (mix(x, gate, layout(widths), order, some_rows(rows)).output * weight).sum().backward()
     start = 0
@@ -69,7 +73,9 @@ def test_output_keeps_the_dtype_and_is_rounded_once(dtype):
     assert mixed.output.dtype == dtype
     assert mixed.distance.dtype == torch.promote_types(dtype, torch.float32)
     if dtype in (torch.bfloat16, torch.float16):
-        torch.testing.assert_close(mixed.output, exact.output.to(dtype), rtol=torch.finfo(dtype).eps, atol=0)
+        torch.testing.assert_close(
+            mixed.output, exact.output.to(dtype), rtol=torch.finfo(dtype).eps, atol=0
+        )
     torch.testing.assert_close(mixed.distance.double(), exact.distance, rtol=1e-6, atol=1e-6)
 
 
@@ -81,7 +87,9 @@ def test_with_every_gate_at_1_the_output_is_the_input():
 def test_columns_of_one_gate_need_not_be_neighbours():
     x = torch.randn(16, 3, dtype=torch.float64)
     order = orders(2, 16)
-    mixed = mix(x, torch.zeros(2, dtype=torch.float64), torch.tensor([0, 1, 0]), order, some_rows(16))
+    mixed = mix(
+        x, torch.zeros(2, dtype=torch.float64), torch.tensor([0, 1, 0]), order, some_rows(16)
+    )
     torch.testing.assert_close(mixed.output[:, [0, 2]], x[:, [0, 2]][order[0]])
     torch.testing.assert_close(mixed.output[:, 1], x[:, 1][order[1]])
     torch.testing.assert_close(mixed.distance[0], (x - x[order[0]])[:, [0, 2]].norm(dim=1).mean())

@@ -4,8 +4,8 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.slow import shuffled_by_hand
 
+from tests.slow import shuffled_by_hand
 from torchleap.mix import Draw, streams
 from torchleap.mix.shuffle import uniform
 
@@ -18,7 +18,9 @@ def draw(seed, steps, shuffle="uniform", first_gate=0):
 
 @given(st.integers(-(2**63), 2**63 - 1), st.integers(1, 60))
 def test_the_shuffle_without_a_loop_is_the_one_with_a_loop(stream, rows):
-    assert uniform(torch.tensor([stream]), rows)[0].tolist() == shuffled_by_hand(stream % 2**64, rows)
+    assert uniform(torch.tensor([stream]), rows)[0].tolist() == shuffled_by_hand(
+        stream % 2**64, rows
+    )
 
 
 @pytest.mark.parametrize("rows", [511, 512, 513, 3000])
@@ -26,7 +28,13 @@ def test_long_shuffles_too(rows):
     assert uniform(torch.tensor([12345]), rows)[0].tolist() == shuffled_by_hand(12345, rows)
 
 
-@given(st.integers(-(2**63), 2**63 - 1), st.integers(1, 6), st.integers(1, 40), st.integers(0, 2**40), st.sampled_from(SCHEMES))
+@given(
+    st.integers(-(2**63), 2**63 - 1),
+    st.integers(1, 6),
+    st.integers(1, 40),
+    st.integers(0, 2**40),
+    st.sampled_from(SCHEMES),
+)
 def test_every_row_appears_once(seed, gates, rows, step, shuffle):
     order = draw(seed, torch.full((gates,), step), shuffle).permutations(rows)
     assert torch.equal(order.sort(dim=1).values, torch.arange(rows).expand(gates, rows))
@@ -63,7 +71,9 @@ def test_uniform_permutations_of_many_rows_send_each_row_anywhere():
 
 def test_cyclic_shifts_send_each_row_to_every_other_place_equally_often():
     order = torch.cat([draw(3, [step], "cyclic").permutations(40) for step in range(1600)])
-    pairs = (order + 40 * torch.arange(40)).flatten().bincount(minlength=1600).reshape(40, 40).double()
+    pairs = (
+        (order + 40 * torch.arange(40)).flatten().bincount(minlength=1600).reshape(40, 40).double()
+    )
     assert float(pairs.diagonal().sum()) == 0  # no row stays where it is
     others = pairs[~torch.eye(40, dtype=torch.bool)]
     expected = 1600 / 39
@@ -72,19 +82,27 @@ def test_cyclic_shifts_send_each_row_to_every_other_place_equally_often():
 
 
 def correlation(a, b):
-    return float(torch.corrcoef(torch.stack([a.flatten().double(), b.flatten().double()]))[0, 1].abs())
+    return float(
+        torch.corrcoef(torch.stack([a.flatten().double(), b.flatten().double()]))[0, 1].abs()
+    )
 
 
 @pytest.mark.parametrize("shuffle", SCHEMES)
 def test_permutations_of_different_gates_and_steps_are_independent(shuffle):
     """Where gate 0 sends a row says nothing about where gate 1 does, nor the next step: correlations within 4 sigma of 0."""
     rows = 200
-    now = torch.cat([draw(0, [5 + 2 * i, 5 + 2 * i], shuffle).permutations(rows) for i in range(150)])
-    later = torch.cat([draw(0, [6 + 2 * i, 6 + 2 * i], shuffle).permutations(rows) for i in range(150)])
+    now = torch.cat(
+        [draw(0, [5 + 2 * i, 5 + 2 * i], shuffle).permutations(rows) for i in range(150)]
+    )
+    later = torch.cat(
+        [draw(0, [6 + 2 * i, 6 + 2 * i], shuffle).permutations(rows) for i in range(150)]
+    )
     bound = 4 / (150 * rows) ** 0.5
     assert correlation(now[::2], now[1::2]) < bound + 1 / rows
     assert correlation(now, later) < bound
-    assert correlation(now[:, :-1], now[:, 1:]) < bound + 1 / rows  # without replacement: -1 / (rows - 1) is right
+    assert (
+        correlation(now[:, :-1], now[:, 1:]) < bound + 1 / rows
+    )  # without replacement: -1 / (rows - 1) is right
 
 
 @pytest.mark.parametrize("shuffle", SCHEMES)
@@ -108,7 +126,9 @@ def test_a_shuffled_field_has_lost_its_tie_to_the_label_and_to_other_fields(shuf
     for found in (to_label, to_each_other):
         found = torch.tensor(found)
         assert float(found.mean().abs()) < 4 / math.sqrt(steps * rows) + 1 / rows
-        assert float(found.square().mean()) * (rows - 1) == pytest.approx(1, abs=4 * math.sqrt(2 / steps))
+        assert float(found.square().mean()) * (rows - 1) == pytest.approx(
+            1, abs=4 * math.sqrt(2 / steps)
+        )
     assert sum(stay) / steps < 5 / rows  # both fields from the same row: once in n rows on average
 
 

@@ -27,8 +27,10 @@ def by_counting(block):
 
 @given(st.lists(st.integers(1, 4), min_size=1, max_size=4), st.integers(2, 30), st.integers(0, 999))
 def test_most_common_equals_counting(widths, rows, seed):
-    dice = torch.Generator().manual_seed(seed)
-    sample = torch.randint(0, 2, (rows, sum(widths)), generator=dice).float() * torch.rand(sum(widths), generator=dice)
+    rng = torch.Generator().manual_seed(seed)
+    sample = torch.randint(0, 2, (rows, sum(widths)), generator=rng).float() * torch.rand(
+        sum(widths), generator=rng
+    )
     column_gate = torch.arange(len(widths)).repeat_interleave(torch.tensor(widths))
     share, spread = most_common(sample, column_gate, len(widths))
     for i, block in enumerate(sample.split(widths, dim=1)):
@@ -42,7 +44,9 @@ def test_constant_dense_and_sparse_fields():
     dense = torch.randn(200, 3)
     sparse = torch.zeros(200, 2)
     sparse[-4:] = torch.tensor([3.0, -3.0])
-    share, spread = most_common(torch.cat([constant, dense, sparse], 1), torch.tensor([0, 0, 1, 1, 1, 2, 2]), 3)
+    share, spread = most_common(
+        torch.cat([constant, dense, sparse], 1), torch.tensor([0, 0, 1, 1, 1, 2, 2]), 3
+    )
     torch.testing.assert_close(share, torch.tensor([1.0, 0.0, 0.96]))
     assert spread[0] == 0
     unit = (spread / (1 - share)).sqrt()
@@ -52,7 +56,10 @@ def test_constant_dense_and_sparse_fields():
 
 def test_the_most_common_of_many_rare_values_is_rare():
     """Counted where it was found, the most common of 1,000 equally common ids would seem to fill 1 % of the rows and more."""
-    shares = [most_common(torch.randint(1000, (256, 1)).float(), torch.zeros(1, dtype=torch.int64), 1)[0] for _ in range(200)]
+    shares = [
+        most_common(torch.randint(1000, (256, 1)).float(), torch.zeros(1, dtype=torch.int64), 1)[0]
+        for _ in range(200)
+    ]
     assert float(torch.cat(shares).mean()) < 0.003
 
 
@@ -63,5 +70,7 @@ def test_float64_rows_that_differ_beyond_float32_differ():
 
 
 def test_minus_zero_is_zero():
-    share, _ = most_common(torch.tensor([[0.0], [-0.0], [-0.0], [0.0]]), torch.zeros(1, dtype=torch.int64), 1)
+    share, _ = most_common(
+        torch.tensor([[0.0], [-0.0], [-0.0], [0.0]]), torch.zeros(1, dtype=torch.int64), 1
+    )
     assert float(share) == 1.0

@@ -9,12 +9,14 @@ import os
 import pytest
 import torch
 from hypothesis import given, settings
-from tests.mix.test_backends import CASES, check_against_the_definition
 
+from tests.mix.test_backends import CASES, check_against_the_definition
 from torchleap.mix import Draw, choose, mix, reference, streams
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-needs_interpreter = pytest.mark.skipif(not INTERPRETED, reason="runs in Triton's interpreter: make test-triton")
+needs_interpreter = pytest.mark.skipif(
+    not INTERPRETED, reason="runs in Triton's interpreter: make test-triton"
+)
 
 
 @pytest.fixture(scope="module")
@@ -27,14 +29,19 @@ def kernel():
 @settings(max_examples=12)
 @given(CASES)
 def test_equals_the_definition(kernel, case):
-    check_against_the_definition(kernel, {**case, "widths": case["widths"][:4], "rows": min(case["rows"], 40)})
+    check_against_the_definition(
+        kernel, {**case, "widths": case["widths"][:4], "rows": min(case["rows"], 40)}
+    )
 
 
 @needs_interpreter
 def test_many_gates_and_several_blocks_of_rows(kernel):
     x, gate, column_gate = torch.randn(70, 40), torch.rand(40), torch.arange(40)
     draw = Draw(streams(torch.tensor(1), torch.zeros(40, dtype=torch.int64)))
-    found, expected = kernel.forward(x, gate, column_gate, draw), reference.forward(x, gate, column_gate, draw)
+    found, expected = (
+        kernel.forward(x, gate, column_gate, draw),
+        reference.forward(x, gate, column_gate, draw),
+    )
     torch.testing.assert_close(tuple(found), tuple(expected), rtol=1e-4, atol=1e-5)
 
 
@@ -58,12 +65,23 @@ def test_compiles_for_a_gpu(kernel, element):
     source = importlib.import_module("triton.compiler").ASTSource
     x, wide = f"*{element}", "*fp64" if element == "fp64" else "*fp32"
     sizes = {"rows": "i32", "width": "i64", "gates": "i32", "stride": "i64", "grad_stride": "i64"}
-    tensors = {"x": x, "grad": x, "output": x, "grad_x": x, "gate": wide, "distance": wide, "square": wide, "grad_gate": wide}
+    tensors = {
+        "x": x,
+        "grad": x,
+        "output": x,
+        "grad_x": x,
+        "gate": wide,
+        "distance": wide,
+        "square": wide,
+        "grad_gate": wide,
+    }
     indices = {"columns": "*i64", "first": "*i64", "order": "*i32", "streams": "*i64"}
     constants = {"ROWS": 32, "COLUMNS": 16, "WANTS_X": True, "WANTS_GATE": True, "BLOCK": 32}
     types = {**sizes, **tensors, **indices, **dict.fromkeys(constants, "constexpr")}
     for function in (kernel._shuffle, kernel._forward, kernel._backward):
         signature = {name: types[name] for name in function.arg_names}
         own = {name: value for name, value in constants.items() if name in function.arg_names}
-        compiled = triton.compile(source(fn=function, signature=signature, constexprs=own), target=target)
+        compiled = triton.compile(
+            source(fn=function, signature=signature, constexprs=own), target=target
+        )
         assert len(compiled.asm["cubin"]) > 1000

@@ -32,7 +32,11 @@ ROOT = Path(__file__).parents[2]
 LIMIT = 180  # seconds that the tests of a mutant may take
 ALLOWED = 0.1  # share of survivors
 COLUMNS = ("killed", "timed out", "survived", "error")  # of the table
-OUTCOMES = {0: "survived", 1: "killed", 2: "killed"}  # by pytest's exit code; 2 is an error while tests are collected
+OUTCOMES = {
+    0: "survived",
+    1: "killed",
+    2: "killed",
+}  # by pytest's exit code; 2 is an error while tests are collected
 
 
 @dataclass
@@ -114,8 +118,13 @@ class Workshop:
     def _refuse_other(self, job: Job) -> None:
         """Raise if the tests have imported the package from another place than the copy, and so prove nothing."""
         module = sys.modules.get(self.original.name)
-        if module is not None and job.place.resolve() not in Path(str(module.__file__)).resolve().parents:
-            raise ImportError(f"The tests have imported {module.__file__}, not the changed copy of it.")
+        if (
+            module is not None
+            and job.place.resolve() not in Path(str(module.__file__)).resolve().parents
+        ):
+            raise ImportError(
+                f"The tests have imported {module.__file__}, not the changed copy of it."
+            )
 
     def _ended(self) -> Iterator[Job]:
         time.sleep(0.02)
@@ -152,14 +161,27 @@ def _kill(process: int) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Test the mutants, print a table, and return the exit code."""
-    parser = argparse.ArgumentParser(prog="python -m tests.mutants", description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("only", nargs="?", default="", help="a package or module such as surgery or gates; all if left out")
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.mutants", description=(__doc__ or "").splitlines()[0]
+    )
+    parser.add_argument(
+        "only",
+        nargs="?",
+        default="",
+        help="a package or module such as surgery or gates; all if left out",
+    )
     parser.add_argument("--root", type=Path, default=ROOT, help="the repository")
-    parser.add_argument("--catalogue", type=Path, default=Path(__file__).parent, help="the folder of the TOML files")
-    parser.add_argument("--processes", type=int, default=os.cpu_count() or 1, help="how many run at a time")
+    parser.add_argument(
+        "--catalogue", type=Path, default=Path(__file__).parent, help="the folder of the TOML files"
+    )
+    parser.add_argument(
+        "--processes", type=int, default=os.cpu_count() or 1, help="how many run at a time"
+    )
     options = parser.parse_args(arguments)
     catalogue = load(options.catalogue)
-    chosen = [mutant for mutant in catalogue.mutants if options.only in ("", mutant.module, mutant.file)]
+    chosen = [
+        mutant for mutant in catalogue.mutants if options.only in ("", mutant.module, mutant.file)
+    ]
     problems = _problems(chosen, options.root / catalogue.package)
     if problems or not chosen:
         print("\n".join(problems) or f"There is no mutant of {options.only!r}.")
@@ -194,9 +216,13 @@ def _preload(catalogue: Catalogue) -> None:
 def _passes_unchanged(workshop: Workshop, chosen: Sequence[Mutant]) -> bool:
     """Return whether all tests pass on a copy of the source as it is: else a failure would show nothing."""
     begin = time.monotonic()
-    for job in workshop.run([(None, tests) for tests in dict.fromkeys(mutant.tests for mutant in chosen)]):
+    for job in workshop.run(
+        [(None, tests) for tests in dict.fromkeys(mutant.tests for mutant in chosen)]
+    ):
         if job.outcome != "survived":
-            print(f"The tests fail on the unchanged source: {' '.join(job.tests)}\n{job.log.read_text()[-3000:]}")
+            print(
+                f"The tests fail on the unchanged source: {' '.join(job.tests)}\n{job.log.read_text()[-3000:]}"
+            )
             return False
     print(f"The tests pass on the unchanged source, {time.monotonic() - begin:.0f} s.")
     return True
@@ -206,19 +232,25 @@ def _report(workshop: Workshop, chosen: Sequence[Mutant]) -> int:
     """Test the mutants, print those that were not killed and a table, and return the exit code."""
     begin = time.monotonic()
     counts: dict[str, dict[str, int]] = {}
-    for number, job in enumerate(workshop.run([(mutant, mutant.tests) for mutant in chosen]), start=1):
+    for number, job in enumerate(
+        workshop.run([(mutant, mutant.tests) for mutant in chosen]), start=1
+    ):
         assert job.mutant is not None
         row = counts.setdefault(job.mutant.module, dict.fromkeys(COLUMNS, 0))
         row[job.outcome] += 1
         if job.outcome != "killed":
-            print(f"{job.outcome}: {job.mutant.file}: {job.mutant.why}\n  - {job.mutant.old}\n  + {job.mutant.new}")
+            print(
+                f"{job.outcome}: {job.mutant.file}: {job.mutant.why}\n  - {job.mutant.old}\n  + {job.mutant.new}"
+            )
         if job.outcome == "error":
             print(job.log.read_text()[-2000:])
         if sys.stdout.isatty():
             print(f"\r{number} of {len(chosen)}, {job.seconds:.0f} s ", end="", flush=True)
     total = _print_table(counts)
     share = total["survived"] / len(chosen)
-    print(f"{total['survived']} of {len(chosen)} survived, {share:.1%}; {time.monotonic() - begin:.0f} s.")
+    print(
+        f"{total['survived']} of {len(chosen)} survived, {share:.1%}; {time.monotonic() - begin:.0f} s."
+    )
     return 2 if total["error"] else int(share > ALLOWED)
 
 
@@ -227,7 +259,9 @@ def _print_table(counts: dict[str, dict[str, int]]) -> dict[str, int]:
     print(f"\n{'module':<14}{'mutants':>9}" + "".join(f"{name:>11}" for name in COLUMNS))
     total = {name: sum(row[name] for row in counts.values()) for name in COLUMNS}
     for module, row in [*sorted(counts.items()), ("all", total)]:
-        print(f"{module:<14}{sum(row.values()):>9}" + "".join(f"{row[name]:>11}" for name in COLUMNS))
+        print(
+            f"{module:<14}{sum(row.values()):>9}" + "".join(f"{row[name]:>11}" for name in COLUMNS)
+        )
     return total
 
 

@@ -17,12 +17,40 @@ from pathlib import Path
 PACKAGE = Path(__file__).parents[2] / "src" / "torchleap"
 OPERATORS = {
     **{ast.Lt: ("<", "<="), ast.LtE: ("<=", "<"), ast.Gt: (">", ">="), ast.GtE: (">=", ">")},
-    **{ast.Eq: ("==", "!="), ast.NotEq: ("!=", "=="), ast.In: ("in", "not in"), ast.NotIn: ("not in", "in")},
-    **{ast.Is: ("is", "is not"), ast.IsNot: ("is not", "is"), ast.And: ("and", "or"), ast.Or: ("or", "and")},
-    **{ast.Add: ("+", "-"), ast.Sub: ("-", "+"), ast.Mult: ("*", "/"), ast.Div: ("/", "*"), ast.Mod: ("%", "*")},
-    **{ast.BitAnd: ("&", "|"), ast.BitOr: ("|", "&"), ast.FloorDiv: ("//", "*"), ast.Pow: ("**", "*")},
+    **{
+        ast.Eq: ("==", "!="),
+        ast.NotEq: ("!=", "=="),
+        ast.In: ("in", "not in"),
+        ast.NotIn: ("not in", "in"),
+    },
+    **{
+        ast.Is: ("is", "is not"),
+        ast.IsNot: ("is not", "is"),
+        ast.And: ("and", "or"),
+        ast.Or: ("or", "and"),
+    },
+    **{
+        ast.Add: ("+", "-"),
+        ast.Sub: ("-", "+"),
+        ast.Mult: ("*", "/"),
+        ast.Div: ("/", "*"),
+        ast.Mod: ("%", "*"),
+    },
+    **{
+        ast.BitAnd: ("&", "|"),
+        ast.BitOr: ("|", "&"),
+        ast.FloorDiv: ("//", "*"),
+        ast.Pow: ("**", "*"),
+    },
 }
-NAMES = {"any": "all", "all": "any", "min": "max", "max": "min", "minimum": "maximum", "maximum": "minimum"}
+NAMES = {
+    "any": "all",
+    "all": "any",
+    "min": "max",
+    "max": "min",
+    "minimum": "maximum",
+    "maximum": "minimum",
+}
 SILENT = (ast.Raise, ast.Assert, ast.JoinedStr, ast.arg)
 Change = tuple[int, int, str]  # from and to which character, and what is written there
 
@@ -68,10 +96,18 @@ def changes(source: str) -> list[Change]:
 def _spoken(tree: ast.AST) -> Iterator[ast.expr]:
     """Walk over the expressions whose value matters: not messages, types, `strict=`, or how an object is printed."""
     types = [getattr(tree, "returns", None), getattr(tree, "annotation", None)]
-    if isinstance(tree, ast.Call) and isinstance(tree.func, ast.Name) and tree.func.id == "isinstance":
+    if (
+        isinstance(tree, ast.Call)
+        and isinstance(tree.func, ast.Name)
+        and tree.func.id == "isinstance"
+    ):
         types.append(tree.args[1])
     for child in ast.iter_child_nodes(tree):
-        printed = isinstance(child, ast.FunctionDef) and child.name in ("__repr__", "__str__", "extra_repr")
+        printed = isinstance(child, ast.FunctionDef) and child.name in (
+            "__repr__",
+            "__str__",
+            "extra_repr",
+        )
         strict = isinstance(child, ast.keyword) and child.arg == "strict"
         if isinstance(child, SILENT) or child in types or printed or strict:
             continue

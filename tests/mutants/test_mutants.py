@@ -99,7 +99,16 @@ def toy(tmp_path):
 
 def run(toy, entries, *only):
     (toy / "list" / "entries.toml").write_text(entries)
-    command = [sys.executable, "-m", "tests.mutants", *only, "--root", str(toy), "--catalogue", str(toy / "list")]
+    command = [
+        sys.executable,
+        "-m",
+        "tests.mutants",
+        *only,
+        "--root",
+        str(toy),
+        "--catalogue",
+        str(toy / "list"),
+    ]
     lean = {**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
     return subprocess.run(command, cwd=ROOT, env=lean, capture_output=True, text=True, check=False)
 
@@ -119,7 +128,10 @@ def test_a_change_that_a_test_notices_is_killed_and_one_that_none_does_survives(
 def test_a_list_or_a_suite_that_is_broken_is_reported_and_counts_for_nothing(toy):
     result = run(toy, NOTICED.replace("age >= 18", "age >= 21"))
     assert result.returncode == 2
-    assert "ages.py: a person of 18 is not an adult: its old text occurs 0 times instead of once" in result.stdout
+    assert (
+        "ages.py: a person of 18 is not an adult: its old text occurs 0 times instead of once"
+        in result.stdout
+    )
     result = run(toy, NOTICED.replace("age > 18", "age >"))
     assert result.returncode == 2
     assert "the changed file is not valid Python" in result.stdout
@@ -139,7 +151,18 @@ def test_a_list_or_a_suite_that_is_broken_is_reported_and_counts_for_nothing(toy
 def test_drawn_changes_are_valid_and_the_same_for_the_same_seed(capsys):
     source = "def f(a, b):\n    return a <= b and not a.any() or max(a, 3) - 1 > b\n"
     found = {source[start:end].strip() + " > " + new for start, end, new in draw.changes(source)}
-    assert found == {"<= > <", "and > or", "not > ", "any > all", "or > and", "max > min", "3 > 4", "- > +", "1 > 2", "> > >="}
+    assert found == {
+        "<= > <",
+        "and > or",
+        "not > ",
+        "any > all",
+        "or > and",
+        "max > min",
+        "3 > 4",
+        "- > +",
+        "1 > 2",
+        "> > >=",
+    }
     for start, end, new in draw.changes(source):
         compile(source[:start] + new + source[end:], "f", "exec")
     for _ in range(2):

@@ -20,11 +20,32 @@ UGLY = (
     "a\\b\tc",
 )
 THEMES = ("user", "item", "shop", "query", "context", "session", "ad", "city")
-SIGNALS = ("ctr_7d", "clicks_30d", "price", "id", "age", "embedding", "category", "hour", "rating", "dwell", "position", "brand")
+SIGNALS = (
+    "ctr_7d",
+    "clicks_30d",
+    "price",
+    "id",
+    "age",
+    "embedding",
+    "category",
+    "hour",
+    "rating",
+    "dwell",
+    "position",
+    "brand",
+)
 WIDTHS = (1, 1, 1, 4, 8, 16, 16, 32, 64, 128, 256)
 
 
-def select_record(fields=12, *, seed=0, ugly=True, method="leap", difference=(-0.0003, (-0.0011, 0.0005)), steps=80):
+def select_record(
+    fields=12,
+    *,
+    seed=0,
+    ugly=True,
+    method="leap",
+    difference=(-0.0003, (-0.0011, 0.0005)),
+    steps=80,
+):
     """A record as `torchleap select` makes it, with everything known."""
     chance = random.Random(seed)
     made = [_field(chance, name, place) for place, name in enumerate(_names(chance, fields, ugly))]
@@ -33,11 +54,17 @@ def select_record(fields=12, *, seed=0, ugly=True, method="leap", difference=(-0
         field["score"] = groups.get(field["group"], field["score"])  # a group has one gate
     if method != "leap":
         for field in made:
-            field |= {"score": (field["score"] - 0.02) * chance.random() * 3e-3, "price": None, "divergence": None}
+            field |= {
+                "score": (field["score"] - 0.02) * chance.random() * 3e-3,
+                "price": None,
+                "divergence": None,
+            }
     chosen = selection_of(made, **({"threshold": 0.5} if method == "leap" else {"share": 0.5}))
     for field, keep in zip(made, chosen.keep, strict=True):
         field["kept"] = keep
-    total, kept = (sum(f["width"] for f in made if f["kept"] or everything) for everything in (True, False))
+    total, kept = (
+        sum(f["width"] for f in made if f["kept"] or everything) for everything in (True, False)
+    )
     value, interval = difference
     return {
         "format": 1,
@@ -56,7 +83,13 @@ def select_record(fields=12, *, seed=0, ugly=True, method="leap", difference=(-0
             "group": "user_id",
         },
         "method": method,
-        "settings": {"strength": None, "alpha": 1e-3, "temperature": 0.2, "momentum": 0.99, "gates_on": "valid"},
+        "settings": {
+            "strength": None,
+            "alpha": 1e-3,
+            "temperature": 0.2,
+            "momentum": 0.99,
+            "gates_on": "valid",
+        },
         "model": "wide_deep",
         "model_settings": {"hidden": [256, 128], "dropout": 0.0},
         "training": {"epochs": 3, "batch": 512, "lr": 0.001, "patience": 2},
@@ -69,7 +102,11 @@ def select_record(fields=12, *, seed=0, ugly=True, method="leap", difference=(-0
         "metrics": {
             "before": {"auc": 0.8312, "log_loss": 0.4410, "gauc": 0.7921},
             "after": {"auc": 0.8312 + value, "log_loss": 0.4413, "gauc": 0.7915},
-            "difference": {"metric": "auc", "value": value, "interval": list(interval) if interval else None},
+            "difference": {
+                "metric": "auc",
+                "value": value,
+                "interval": list(interval) if interval else None,
+            },
         },
         "savings": {
             "parameters": [total * 256 + 40_000, kept * 256 + 40_000],
@@ -80,14 +117,22 @@ def select_record(fields=12, *, seed=0, ugly=True, method="leap", difference=(-0
         },
         "cuts": _cuts(made, total, kept),
         "notes": ["2 columns hold the same values: item_id and shop_item. One of them is enough."],
-        "seconds": {"read": 3.2, "search": 71.4, "surgery": 0.2, "fine-tuning": 22.0, "report": 2.1},
+        "seconds": {
+            "read": 3.2,
+            "search": 71.4,
+            "surgery": 0.2,
+            "fine-tuning": 22.0,
+            "report": 2.1,
+        },
     }
 
 
 def selection_of(fields, *, method="leap", **rule):
     """What the library itself selects from the fields of a record."""
     keys = ("name", "width", "cost", "protected", "group")
-    known = Fields([Field(**{key: f[key] for key in keys if f.get(key) is not None}) for f in fields])
+    known = Fields(
+        [Field(**{key: f[key] for key in keys if f.get(key) is not None}) for f in fields]
+    )
     return select(known, {f["name"]: f["score"] for f in fields}, method=method, **rule)
 
 
@@ -102,7 +147,11 @@ def _cuts(fields, total, kept):
         }
         for f in dropped
     ]
-    first = {"before": f"Linear({total}, 256)", "after": f"Linear({kept}, 256)", "parameters": (kept - total) * 256}
+    first = {
+        "before": f"Linear({total}, 256)",
+        "after": f"Linear({kept}, 256)",
+        "parameters": (kept - total) * 256,
+    }
     return [*tables, {"layer": "deep.0", **first}]
 
 
@@ -144,7 +193,15 @@ def _trajectories(chance, fields, steps):
     def path(final, speed):
         start = 0.993
         return [
-            min(1.0, max(0.0, final + (start - final) / (1 + math.exp((step / steps - speed) * 18)) + chance.gauss(0, 0.008)))
+            min(
+                1.0,
+                max(
+                    0.0,
+                    final
+                    + (start - final) / (1 + math.exp((step / steps - speed) * 18))
+                    + chance.gauss(0, 0.008),
+                ),
+            )
             for step in range(steps)
         ]
 
@@ -159,9 +216,17 @@ def _history(chance, steps):
     for step in range(0, steps, 4):
         level = 1 - math.exp(-step / steps * 5)
         rows.append(
-            {"step": 25 * step, "seconds": step * 0.9, "train_loss": 0.69 - 0.24 * level + chance.gauss(0, 0.004), "lr": 1e-3}
+            {
+                "step": 25 * step,
+                "seconds": step * 0.9,
+                "train_loss": 0.69 - 0.24 * level + chance.gauss(0, 0.004),
+                "lr": 1e-3,
+            }
         )
-        rows[-1] |= {"valid_auc": 0.55 + 0.28 * level + chance.gauss(0, 0.001), "valid_log_loss": 0.69 - 0.24 * level}
+        rows[-1] |= {
+            "valid_auc": 0.55 + 0.28 * level + chance.gauss(0, 0.001),
+            "valid_log_loss": 0.69 - 0.24 * level,
+        }
     return rows
 
 
@@ -185,7 +250,12 @@ def _curve(chance, fields):
     ]
     for point in retrained:
         point["label"] = "retrained"
-    return {"metric": "auc", "order": [f["name"] for f in order], "points": thin, "retrained": retrained}
+    return {
+        "metric": "auc",
+        "order": [f["name"] for f in order],
+        "points": thin,
+        "retrained": retrained,
+    }
 
 
 def bench_record():
@@ -202,7 +272,10 @@ def bench_record():
             {
                 "title": "Test AUC at half of the fields",
                 "columns": ["method", "census", "movielens"],
-                "rows": [[name, f"0.9{50 - place} ± 0.0004", 0.8 - place / 100] for place, name in enumerate(methods)],
+                "rows": [
+                    [name, f"0.9{50 - place} ± 0.0004", 0.8 - place / 100]
+                    for place, name in enumerate(methods)
+                ],
             }
         ],
         "curves": [
@@ -231,8 +304,28 @@ def bench_record():
 
 
 METHODS = (
-    *("leap", "leap_base", "permutation", "shark", "lasso", "gradient", "integrated_gradients", "autofield", "adafs", "lpfs"),
-    *("optfs", "sfs", "xgboost", "random_forest", "mutual_information", "stochastic_gates", "random", "all fields"),
+    *(
+        "leap",
+        "leap_base",
+        "permutation",
+        "shark",
+        "lasso",
+        "gradient",
+        "integrated_gradients",
+        "autofield",
+        "adafs",
+        "lpfs",
+    ),
+    *(
+        "optfs",
+        "sfs",
+        "xgboost",
+        "random_forest",
+        "mutual_information",
+        "stochastic_gates",
+        "random",
+        "all fields",
+    ),
 )
 
 
@@ -253,10 +346,14 @@ def large_bench_record():
     ]
     shares = (0.05, 0.1, 0.25, 0.4, 0.5, 0.75, 1.0)
     curve = [
-        {"name": name, "points": [_banded(chance, share, place) for share in shares]} for place, name in enumerate(METHODS[:6])
+        {"name": name, "points": [_banded(chance, share, place) for share in shares]}
+        for place, name in enumerate(METHODS[:6])
     ]
     gates = [
-        {"name": f"{theme}_embedding", "points": [[25 * step, gate] for step, gate in enumerate(path)]}
+        {
+            "name": f"{theme}_embedding",
+            "points": [[25 * step, gate] for step, gate in enumerate(path)],
+        }
         for theme, path in zip((*THEMES, UGLY[0]), _nine_gates(chance), strict=True)
     ]
     pays = [
@@ -277,7 +374,13 @@ def large_bench_record():
         "machine": "Intel Xeon, 2 cores, Linux",
         "command": "torchleap bench methods --rows 1000000 --seeds 5 --shares 0.25,0.5 --out bench/methods",
         "versions": {"torchleap": "0.1.0", "torch": "2.13.0", "python": "3.11.9"},
-        "settings": {"rows": 1_000_000, "seeds": [0, 1, 2, 3, 4], "shares": [0.25, 0.5], "model": "wide_deep", "batch": 1024},
+        "settings": {
+            "rows": 1_000_000,
+            "seeds": [0, 1, 2, 3, 4],
+            "shares": [0.25, 0.5],
+            "model": "wide_deep",
+            "batch": 1024,
+        },
         "summary": [
             "LeAP keeps the AUC of all fields with half of them, and finds them in 1.2 times the time of one training.",
             "At a quarter of the fields it is 0.0011 above the next method; that is more than chance in 5 of 5 seeds.",
@@ -285,33 +388,76 @@ def large_bench_record():
         "tables": [
             {
                 "title": "Test AUC after training anew, by method and share of the fields",
-                "columns": ["method", "share", "test AUC", "against random", "time to score", "useful kept", "rank"],
-                "rows": [*rows, [UGLY[1], 0.5, None, None, None, None, "-"], [UGLY[3], 0.5, "-", "-", "-", "-", "-"]],
-                "notes": ["Mean and standard error of 5 seeds.", "Time on two cores; higher AUC is better."],
+                "columns": [
+                    "method",
+                    "share",
+                    "test AUC",
+                    "against random",
+                    "time to score",
+                    "useful kept",
+                    "rank",
+                ],
+                "rows": [
+                    *rows,
+                    [UGLY[1], 0.5, None, None, None, None, "-"],
+                    [UGLY[3], 0.5, "-", "-", "-", "-", "-"],
+                ],
+                "notes": [
+                    "Mean and standard error of 5 seeds.",
+                    "Time on two cores; higher AUC is better.",
+                ],
             },
             {
                 "title": "What pruning brings",
-                "columns": ["share kept", "fields dropped", "parameters", "a batch takes", "test AUC"],
+                "columns": [
+                    "share kept",
+                    "fields dropped",
+                    "parameters",
+                    "a batch takes",
+                    "test AUC",
+                ],
                 "rows": pays,
             },
         ],
         "curves": [
-            {"title": "AUC by share of fields", "x": "share of fields kept", "y": "test AUC", "series": curve},
-            {"title": "Gates over training", "x": "step", "y": "gate", "notes": ["One seed, 80 looks."], "series": gates},
+            {
+                "title": "AUC by share of fields",
+                "x": "share of fields kept",
+                "y": "test AUC",
+                "series": curve,
+            },
+            {
+                "title": "Gates over training",
+                "x": "step",
+                "y": "gate",
+                "notes": ["One seed, 80 looks."],
+                "series": gates,
+            },
         ],
     }
 
 
 def _compared(chance, value):
     seconds = chance.choice((0.4, 12.3, 59, 125, 7260)) * chance.uniform(0.9, 1.1)
-    return f"{value - 0.79:+.4f} ± 0.0005", numbers.seconds(seconds), f"{chance.randrange(12, 25)} of 24"
+    return (
+        f"{value - 0.79:+.4f} ± 0.0005",
+        numbers.seconds(seconds),
+        f"{chance.randrange(12, 25)} of 24",
+    )
 
 
 def _banded(chance, share, place):
     value = 0.81 - (1 - share) ** 3 * (0.02 + place * 0.008) + chance.gauss(0, 0.0004)
-    return [share, value, value - 0.0015 - 0.002 * (1 - share), value + 0.0015 + 0.002 * (1 - share)]
+    return [
+        share,
+        value,
+        value - 0.0015 - 0.002 * (1 - share),
+        value + 0.0015 + 0.002 * (1 - share),
+    ]
 
 
 def _nine_gates(chance):
     finals = (1.0, 0.97, 0.9, 0.6, 0.45, 0.2, 0.05, 0.02, 0.0)
-    return _trajectories(chance, [{"name": str(final), "score": final} for final in finals], 80)["gates"].values()
+    return _trajectories(chance, [{"name": str(final), "score": final} for final in finals], 80)[
+        "gates"
+    ].values()

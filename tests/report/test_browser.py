@@ -11,9 +11,15 @@ from torchleap.report.numbers import MINUS, UNKNOWN
 
 from .records import UGLY, bench_record, large_bench_record, select_record, selection_of
 
-playwright = pytest.importorskip("playwright.sync_api", reason="the report is tested in a browser: pip install playwright")
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium: apt-get install chromium")
+playwright = pytest.importorskip(
+    "playwright.sync_api", reason="the report is tested in a browser: pip install playwright"
+)
+CHROMIUM = (
+    shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+)
+pytestmark = pytest.mark.skipif(
+    CHROMIUM is None, reason="there is no chromium: apt-get install chromium"
+)
 LAPTOP, PHONE = {"width": 1280, "height": 900}, {"width": 390, "height": 844}
 
 
@@ -39,7 +45,10 @@ def visit(browser, tmp_path):
         page.on("console", lambda message: wrong.append(message.text))
         page.on("pageerror", lambda error: wrong.append(str(error)))
         page.on("dialog", lambda dialog: wrong.append(dialog.message))
-        page.on("request", lambda request: request.url.startswith(("file:", "blob:")) or wrong.append(request.url))
+        page.on(
+            "request",
+            lambda request: request.url.startswith(("file:", "blob:")) or wrong.append(request.url),
+        )
         page.goto(path.as_uri())
         page.wait_for_selector("html[data-ready]")
         return page
@@ -55,7 +64,9 @@ def texts(page, selector):
 
 
 def visible_names(page):
-    return page.evaluate("[...document.querySelectorAll('#ladder [data-field]:not([hidden]) .name')].map((e) => e.textContent)")
+    return page.evaluate(
+        "[...document.querySelectorAll('#ladder [data-field]:not([hidden]) .name')].map((e) => e.textContent)"
+    )
 
 
 @pytest.mark.parametrize("viewport", [LAPTOP, PHONE], ids=["laptop", "phone"])
@@ -64,7 +75,11 @@ def visible_names(page):
     [
         select_record(12),
         select_record(40, method="permutation", difference=(0.002, (0.001, 0.003))),
-        {"format": 1, "kind": "select", "fields": [{"name": "a"}, {"name": "b", "score": 0.5, "kept": True}]},
+        {
+            "format": 1,
+            "kind": "select",
+            "fields": [{"name": "a"}, {"name": "b", "score": 0.5, "kept": True}],
+        },
         bench_record(),
         large_bench_record(),
     ],
@@ -84,7 +99,12 @@ def test_the_axis_of_gates_says_what_it_shows(visit):
 
 def test_hostile_names_are_shown_and_not_run(visit):
     record = select_record(30)
-    record |= {"title": UGLY[1], "notes": [UGLY[0]], "command": UGLY[1], "settings": {UGLY[0]: UGLY[1]}}
+    record |= {
+        "title": UGLY[1],
+        "notes": [UGLY[0]],
+        "command": UGLY[1],
+        "settings": {UGLY[0]: UGLY[1]},
+    }
     page = visit(record)
     assert sorted(visible_names(page)) == sorted(f["name"] for f in record["fields"])
     assert set(UGLY) <= set(visible_names(page))
@@ -100,12 +120,18 @@ def test_hostile_names_are_shown_and_not_run(visit):
 @pytest.mark.parametrize("viewport", [LAPTOP, PHONE], ids=["laptop", "phone"])
 def test_the_command_is_broken_between_words_and_copied_as_it_is(visit, viewport):
     command = (
-        "torchleap select 'my clicks.parquet' " + " ".join(f"--some-option-{n} {n}" for n in range(20)) + f" --out {'x' * 90}"
+        "torchleap select 'my clicks.parquet' "
+        + " ".join(f"--some-option-{n} {n}" for n in range(20))
+        + f" --out {'x' * 90}"
     )
     page = visit(select_record(12) | {"command": command}, viewport)
-    lines = page.evaluate("[...document.querySelectorAll('#command span')].map((word) => word.getClientRects().length)")
+    lines = page.evaluate(
+        "[...document.querySelectorAll('#command span')].map((word) => word.getClientRects().length)"
+    )
     assert set(lines) == {1}
-    assert page.evaluate("document.querySelector('#command').clientHeight > 40")  # else nothing had to be broken
+    assert page.evaluate(
+        "document.querySelector('#command').clientHeight > 40"
+    )  # else nothing had to be broken
     page.locator("#copy").click()
     assert page.evaluate("getSelection().toString()") == command
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
@@ -132,15 +158,23 @@ def test_the_table_sorts_by_any_column_by_mouse_and_by_key(visit):
     names = [f["name"] for f in record["fields"]]
 
     def column(key):
-        place = page.evaluate("[...document.querySelectorAll('#table th')].map((e) => e.textContent)").index(key)
-        return page.locator("#table th button").nth(place), f"#table tbody tr td:nth-child({place + 1})"
+        place = page.evaluate(
+            "[...document.querySelectorAll('#table th')].map((e) => e.textContent)"
+        ).index(key)
+        return page.locator("#table th button").nth(
+            place
+        ), f"#table tbody tr td:nth-child({place + 1})"
 
     button, cells = column("Width")
     button.click()
-    assert [int(text) for text in texts(page, cells)] == sorted((f["width"] for f in record["fields"]), reverse=True)
+    assert [int(text) for text in texts(page, cells)] == sorted(
+        (f["width"] for f in record["fields"]), reverse=True
+    )
     button.focus()
     page.keyboard.press("Enter")
-    assert [int(text) for text in texts(page, cells)] == sorted(f["width"] for f in record["fields"])
+    assert [int(text) for text in texts(page, cells)] == sorted(
+        f["width"] for f in record["fields"]
+    )
     assert page.locator("#table th[aria-sort=ascending]").inner_text().strip().startswith("Width")
     button, cells = column("Ids")
     button.click()
@@ -150,14 +184,21 @@ def test_the_table_sorts_by_any_column_by_mouse_and_by_key(visit):
 
 
 def bench_of(**columns):
-    table = {"title": "Methods", "columns": list(columns), "rows": list(zip(*columns.values(), strict=True))}
+    table = {
+        "title": "Methods",
+        "columns": list(columns),
+        "rows": list(zip(*columns.values(), strict=True)),
+    }
     return {"format": 1, "kind": "bench", "tables": [table]}
 
 
 @pytest.mark.parametrize(
     ("cells", "downwards"),
     [
-        (["0.8097 ± 0.0006", "0.81 ± 0.1", "-", "0.0999 ± 0.2"], ["0.81 ± 0.1", "0.8097 ± 0.0006", "0.0999 ± 0.2", "-"]),
+        (
+            ["0.8097 ± 0.0006", "0.81 ± 0.1", "-", "0.0999 ± 0.2"],
+            ["0.81 ± 0.1", "0.8097 ± 0.0006", "0.0999 ± 0.2", "-"],
+        ),
         (
             ["+0.0032 ± 0.0005", "-0.0101 ± 0.1", MINUS + "0.0007", "+0.0100"],
             ["+0.0100", "+0.0032 ± 0.0005", MINUS + "0.0007", "-0.0101 ± 0.1"],
@@ -176,12 +217,17 @@ def test_a_column_of_numbers_sorts_by_size_with_the_unknown_last(visit, cells, d
     assert (texts(page, shown), head.get_attribute("aria-sort")) == (downwards, "descending")
     page.keyboard.press("Enter")  # it has the focus
     known = [text for text in downwards if text not in ("-", UNKNOWN)]
-    assert (texts(page, shown), head.get_attribute("aria-sort")) == (known[::-1] + downwards[len(known) :], "ascending")
+    assert (texts(page, shown), head.get_attribute("aria-sort")) == (
+        known[::-1] + downwards[len(known) :],
+        "ascending",
+    )
 
 
 def test_a_column_of_words_sorts_by_letter_and_moves_whole_rows(visit):
     names = ["seed 10", "-", UGLY[0], "seed 9", "Leap", UGLY[1]]
-    page = visit(bench_of(name=names, place=[0, 1, 2, 3, 4, 5]) | {"title": UGLY[1], "summary": [UGLY[0]]})
+    page = visit(
+        bench_of(name=names, place=[0, 1, 2, 3, 4, 5]) | {"title": UGLY[1], "summary": [UGLY[0]]}
+    )
     page.locator("#tables th button").nth(1).focus()
     page.keyboard.press("Space")
     assert texts(page, "#tables td:nth-child(2)") == ["5", "4", "3", "2", "1", "0"]
@@ -227,7 +273,9 @@ def test_the_slider_changes_the_list_and_the_expected_metric(visit):
     assert len(texts(page, "#kept-names li")) < len(kept)
     assert "Expected AUC about 0." in page.locator("#planned").inner_text()
     page.locator("#dims").fill(str(sum(f["width"] for f in record["fields"]) // 2))
-    assert "Expected AUC between 0." in page.locator("#planned").inner_text()  # the best field is too wide and passed over
+    assert (
+        "Expected AUC between 0." in page.locator("#planned").inner_text()
+    )  # the best field is too wide and passed over
     page.locator("#dims-number").fill(str(sum(f["width"] for f in record["fields"])))
     assert len(texts(page, "#kept-names li")) == 12
     assert texts(page, "#dropped-names li") == []
@@ -243,10 +291,28 @@ def test_a_field_that_the_curve_never_dropped_leaves_only_a_bound(visit):
 
 
 def ties_and_groups():
-    rows = [("b", 8, 0.7, None), ("a", 8, 0.7, None), ("c", 4, 0.7, None), ("\U0001f680", 4, 0.7, None), ("\uffee", 4, 0.7, None)]
-    rows += [("left", 16, 0.9, "pair"), ("right", 3, 0.1, "pair"), ("kept anyway", 5, 0.0, None), ("rest", 1, 0.2, None)]
+    rows = [
+        ("b", 8, 0.7, None),
+        ("a", 8, 0.7, None),
+        ("c", 4, 0.7, None),
+        ("\U0001f680", 4, 0.7, None),
+        ("\uffee", 4, 0.7, None),
+    ]
+    rows += [
+        ("left", 16, 0.9, "pair"),
+        ("right", 3, 0.1, "pair"),
+        ("kept anyway", 5, 0.0, None),
+        ("rest", 1, 0.2, None),
+    ]
     fields = [
-        {"name": name, "width": width, "score": score, "group": group, "protected": name == "kept anyway", "kept": score > 0.5}
+        {
+            "name": name,
+            "width": width,
+            "score": score,
+            "group": group,
+            "protected": name == "kept anyway",
+            "kept": score > 0.5,
+        }
         for name, width, score, group in rows
     ]
     fields[2]["cost"] = 100.5
@@ -277,7 +343,9 @@ def test_the_download_is_what_the_library_selects(visit, tmp_path, record, budge
 
 def test_five_hundred_fields_render_within_two_seconds(visit):
     record = select_record(500, steps=400)
-    milliseconds = [int(visit(record).locator("html").get_attribute("data-ready")) for _ in range(3)]
+    milliseconds = [
+        int(visit(record).locator("html").get_attribute("data-ready")) for _ in range(3)
+    ]
     assert min(milliseconds) < 2_000
 
 

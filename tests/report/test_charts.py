@@ -31,7 +31,11 @@ def test_other_scores_have_their_own_words_and_no_threshold():
 def test_long_trajectories_are_thinned_to_both_ends():
     chart = drawn(fields=300, steps=400)
     rows = chart.data["trajectories"]
-    steps = next(param["value"] for param in chart.specs["trajectories"]["params"] if param["name"] == "steps")
+    steps = next(
+        param["value"]
+        for param in chart.specs["trajectories"]["params"]
+        if param["name"] == "steps"
+    )
     assert (steps[0], steps[-1]) == (0, 25 * 399)
     assert {len(row["gate"]) for row in rows} == {len(steps)}
     assert len(rows) * len(steps) <= charts.POINTS
@@ -54,9 +58,14 @@ def test_a_field_without_a_positive_number_is_not_on_a_log_axis():
     assert {row["active"] for row in chart.data["fields"]} == {charts.FEWEST_ACTIVE}
 
 
-@pytest.mark.parametrize("scores", [[0.0, 0.0], [-3e-7, 5e-7], [-0.2, 0.0], [12.0, 4123.0], [1e-12, 3e-11]])
+@pytest.mark.parametrize(
+    "scores", [[0.0, 0.0], [-3e-7, 5e-7], [-0.2, 0.0], [12.0, 4123.0], [1e-12, 3e-11]]
+)
 def test_the_axis_of_the_ladder_has_round_ticks_inside_it(scores):
-    record = {"method": "permutation", "fields": [{"name": str(score), "score": score} for score in scores]}
+    record = {
+        "method": "permutation",
+        "fields": [{"name": str(score), "score": score} for score in scores],
+    }
     axis = page._axis(record)
     assert axis["low"] <= min(scores) <= max(scores) <= axis["high"]
     assert 2 <= len(axis["ticks"]) <= 6

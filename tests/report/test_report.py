@@ -5,13 +5,17 @@ import json
 import numpy as np
 import pytest
 
-from torchleap.errors import TorchleapError
+from torchleap._common.errors import TorchleapError
 from torchleap.report import Report
 from torchleap.report.bench import bench_charts, bench_context
 
 from .records import UGLY, bench_record, large_bench_record, select_record
 
-SMALL = {"format": 1, "kind": "select", "fields": [{"name": "a", "score": 0.5, "kept": True}, {"name": "b"}]}
+SMALL = {
+    "format": 1,
+    "kind": "select",
+    "fields": [{"name": "a", "score": 0.5, "kept": True}, {"name": "b"}],
+}
 
 
 def test_the_page_is_one_file_under_two_megabytes_that_asks_for_nothing():
@@ -31,14 +35,22 @@ def test_names_cannot_leave_the_script_they_stand_in():
     assert UGLY[1] not in page
     data = page.split('id="data">')[1].split("</script>")[0]
     assert not set("<>&\u2028\u2029") & set(data)
-    assert {f["values"][0] for f in json.loads(data)["fields"]} == {f["name"] for f in record["fields"]}
-    assert f"<h1>{html.escape(UGLY[1]).replace('&quot;', '&#34;').replace('&#x27;', '&#39;')}</h1>" in page
+    assert {f["values"][0] for f in json.loads(data)["fields"]} == {
+        f["name"] for f in record["fields"]
+    }
+    assert (
+        f"<h1>{html.escape(UGLY[1]).replace('&quot;', '&#34;').replace('&#x27;', '&#39;')}</h1>"
+        in page
+    )
 
 
 @pytest.mark.parametrize("missing", sorted(select_record(12).keys() - {"format", "kind", "fields"}))
 def test_any_part_of_a_record_may_be_missing(missing):
     record = select_record(12)
-    for lacking in ({key: value for key, value in record.items() if key != missing}, record | {missing: None}):
+    for lacking in (
+        {key: value for key, value in record.items() if key != missing},
+        record | {missing: None},
+    ):
         assert "</html>" in Report(lacking).html()
 
 
@@ -143,7 +155,10 @@ def test_a_missing_package_is_named_with_the_cure(monkeypatch, package, tmp_path
         return usual(name, *rest, **named)
 
     monkeypatch.setattr(builtins, "__import__", without)
-    with pytest.raises(TorchleapError, match=rf"needs the package {package}. Install it: pip install 'torchleap\[report\]'"):
+    with pytest.raises(
+        TorchleapError,
+        match=rf"needs the package {package}. Install it: pip install 'torchleap\[report\]'",
+    ):
         Report(SMALL).html() if package == "jinja2" else Report(SMALL).png(tmp_path)
 
 
@@ -157,9 +172,15 @@ def test_a_benchmark_shows_its_tables_and_curves():
 def test_a_benchmark_shows_its_summary_first_and_its_settings_last():
     record = large_bench_record()
     page = Report(record).html()
-    words = (record["summary"][0], record["tables"][0]["title"], record["tables"][0]["notes"][1], record["curves"][1]["title"])
+    words = (
+        record["summary"][0],
+        record["tables"][0]["title"],
+        record["tables"][0]["notes"][1],
+        record["curves"][1]["title"],
+    )
     places = [
-        page.index(html.escape(text)) for text in (*words, record["curves"][1]["notes"][0], "bench methods --rows", "wide_deep")
+        page.index(html.escape(text))
+        for text in (*words, record["curves"][1]["notes"][0], "bench methods --rows", "wide_deep")
     ]
     assert places == sorted(places)
     assert page.count("Bands are intervals.") == 1  # the gates have none
@@ -168,7 +189,16 @@ def test_a_benchmark_shows_its_summary_first_and_its_settings_last():
 
 
 def test_the_cells_of_a_benchmark_are_written_by_their_size():
-    table = bench_context({"tables": [{"columns": ["a", "b"], "rows": [[0.80972, 12.5], [-0.00304, True], [3, None], ["x"]]}]})
+    table = bench_context(
+        {
+            "tables": [
+                {
+                    "columns": ["a", "b"],
+                    "rows": [[0.80972, 12.5], [-0.00304, True], [3, None], ["x"]],
+                }
+            ]
+        }
+    )
     (shown,) = table["tables"]
     assert [[cell["text"] for cell in row] for row in shown["rows"]] == [
         *(["0.8097", "12.5"], ["−0.0030", "yes"], ["3", "–"], ["x", "–"]),  # noqa: RUF001
@@ -176,7 +206,9 @@ def test_the_cells_of_a_benchmark_are_written_by_their_size():
 
 
 def test_a_row_that_is_longer_than_the_heading_is_shown_whole():
-    (shown,) = bench_context({"tables": [{"columns": ["a"], "rows": [["x", 1], ["y", 2]]}]})["tables"]
+    (shown,) = bench_context({"tables": [{"columns": ["a"], "rows": [["x", 1], ["y", 2]]}]})[
+        "tables"
+    ]
     assert [column["title"] for column in shown["columns"]] == ["a", ""]
     assert [cell["text"] for cell in shown["rows"][1]] == ["y", "2"]
 
@@ -192,8 +224,18 @@ def test_a_column_of_numbers_with_gaps_is_one_of_numbers_but_dates_and_versions_
     }
     table = {"columns": list(columns), "rows": list(zip(*columns.values(), strict=True))}
     (shown,) = bench_context({"tables": [table]})["tables"]
-    assert [column["title"] for column in shown["columns"] if column["number"]] == ["number", "time"]
-    assert [cell["by"] for cell in shown["rows"][0]] == [0.8, 125.0, "2026-11-17", "2.13.0", "0.8", None]
+    assert [column["title"] for column in shown["columns"] if column["number"]] == [
+        "number",
+        "time",
+    ]
+    assert [cell["by"] for cell in shown["rows"][0]] == [
+        0.8,
+        125.0,
+        "2026-11-17",
+        "2.13.0",
+        "0.8",
+        None,
+    ]
     assert [cell["by"] for cell in shown["rows"][2]] == [None, None, None, "2.9.1", None, None]
 
 
@@ -204,7 +246,10 @@ def test_pictures_of_a_benchmark_have_a_title_and_a_legend_and_the_page_has_its_
     assert "AUC by share of fields" in drawing
     assert "用户最近点击的商品类目" in drawing
     assert "PingFang SC" in drawing
-    assert all(layer["encoding"]["color"].get("legend") is None for layer in bench_charts(record).specs["curve-0"]["layer"])
+    assert all(
+        layer["encoding"]["color"].get("legend") is None
+        for layer in bench_charts(record).specs["curve-0"]["layer"]
+    )
 
 
 def test_a_ninth_series_looks_like_none_of_the_others():
@@ -220,10 +265,16 @@ def test_findings_stand_at_the_top_with_the_option_that_helps():
         "cure": "Leave it out: --drop refunded.",
     }
     record = select_record(12) | {
-        "findings": [leak, {"kind": "rows", "column": None, "text": "9 rows repeat", "cure": "Remove them."}]
+        "findings": [
+            leak,
+            {"kind": "rows", "column": None, "text": "9 rows repeat", "cure": "Remove them."},
+        ]
     }
     page = Report(record).html()
-    assert "<b>&lt;b&gt;refunded</b>: tells the label: AUC 1.000. Leave it out: <code>--drop refunded</code>." in page
+    assert (
+        "<b>&lt;b&gt;refunded</b>: tells the label: AUC 1.000. Leave it out: <code>--drop refunded</code>."
+        in page
+    )
     assert page.index("Read this first") < page.index('class="tiles"')
     assert "9 rows repeat. Remove them." in page
 

@@ -14,11 +14,35 @@ def with_difference(value, interval, metric="auc"):
 @pytest.mark.parametrize(
     ("value", "interval", "metric", "outcome", "words"),
     [
-        (-0.0003, (-0.0011, 0.0005), "auc", "same", "no difference can be shown; a loss of more than 0.0011 is unlikely"),
-        (0.0, (-0.02, 0.02), "auc", "coarse", "so is a loss of 0.0200: these rows are too few to tell"),
-        (-0.004, (-0.006, -0.002), "gauc", "worse", "the loss is real, though it may be as small as 0.0020"),
+        (
+            -0.0003,
+            (-0.0011, 0.0005),
+            "auc",
+            "same",
+            "no difference can be shown; a loss of more than 0.0011 is unlikely",
+        ),
+        (
+            0.0,
+            (-0.02, 0.02),
+            "auc",
+            "coarse",
+            "so is a loss of 0.0200: these rows are too few to tell",
+        ),
+        (
+            -0.004,
+            (-0.006, -0.002),
+            "gauc",
+            "worse",
+            "the loss is real, though it may be as small as 0.0020",
+        ),
         (0.004, (0.002, 0.006), "auc", "better", "better by more than chance explains"),
-        (0.004, (0.002, 0.006), "log_loss", "worse", "the loss is real, though it may be as small as 0.0020"),
+        (
+            0.004,
+            (0.002, 0.006),
+            "log_loss",
+            "worse",
+            "the loss is real, though it may be as small as 0.0020",
+        ),
         (-0.004, (-0.006, -0.002), "log_loss", "better", "better by more than chance explains"),
         (-0.004, None, "auc", "unsure", "No interval was computed, so this may be chance"),
         (None, None, "auc", "unknown", "was not measured"),
@@ -49,13 +73,20 @@ def test_protected_fields_count_as_kept():
 
 def test_savings_name_what_was_measured_alone():
     record = {"fields": [], "savings": {"bytes": [100, 43], "milliseconds": [2.0, 1.99]}}
-    assert verdict.savings(record) == "Pruning saves 57 % of the memory. Scoring is about as fast as before."
+    assert (
+        verdict.savings(record)
+        == "Pruning saves 57 % of the memory. Scoring is about as fast as before."
+    )
     assert verdict.savings({"fields": []}) == ""
 
 
 def with_rows(rows, positives, **more):
     record = with_difference(-0.0003, (-0.0011, 0.0005))
-    record["task"] = {**record["task"], "rows": {"train": 900, "test": rows}, "positives": {"train": 40, "test": positives}}
+    record["task"] = {
+        **record["task"],
+        "rows": {"train": 900, "test": rows},
+        "positives": {"train": 40, "test": positives},
+    }
     return record | more
 
 
@@ -65,7 +96,8 @@ def test_of_too_few_rows_nothing_can_go(rows, positives):
     assert verdict.outcome(record) == "few"
     told = verdict.headline(record)
     assert (
-        told == f"8 of 12 fields would go, but {rows:,} test rows, {positives:,} of them positive, are too few to tell anything."
+        told
+        == f"8 of 12 fields would go, but {rows:,} test rows, {positives:,} of them positive, are too few to tell anything."
     )
     assert "says nothing: at least 10 of each class" in verdict.certainty(record)
 
@@ -74,22 +106,40 @@ def test_where_a_loss_may_hide_in_the_interval_nothing_can_go():
     record = with_difference(0.0, (-0.02, 0.02))
     record["task"] = {"rows": {"test": 400}, "positives": {"test": 40}}
     told = verdict.headline(record)
-    assert told == "8 of 12 fields would go, but 400 test rows, 40 of them positive, are too few to tell what that costs."
+    assert (
+        told
+        == "8 of 12 fields would go, but 400 test rows, 40 of them positive, are too few to tell what that costs."
+    )
 
 
 def test_what_was_not_decided_says_why_and_what_would_help():
-    record = with_rows(4_000, 13, undecided="no field scores 0.5 or more, the best is 'price' with 0.31")
+    record = with_rows(
+        4_000, 13, undecided="no field scores 0.5 or more, the best is 'price' with 0.31"
+    )
     for field in record["fields"]:
         field["kept"] = True
-    assert verdict.headline(record) == "All 12 fields stay: no field scores 0.5 or more, the best is 'price' with 0.31."
-    assert "of the rarer class above all: 40 of 900 train rows are positive." in verdict.advice(record)
+    assert (
+        verdict.headline(record)
+        == "All 12 fields stay: no field scores 0.5 or more, the best is 'price' with 0.31."
+    )
+    assert "of the rarer class above all: 40 of 900 train rows are positive." in verdict.advice(
+        record
+    )
     assert verdict.advice(with_rows(4_000, 500)) == ""
 
 
 def test_a_leak_comes_before_any_other_verdict():
-    leak = {"kind": "leak", "column": "refunded", "text": "tells the label: AUC 1.000", "cure": "Leave it out: --drop refunded."}
+    leak = {
+        "kind": "leak",
+        "column": "refunded",
+        "text": "tells the label: AUC 1.000",
+        "cure": "Leave it out: --drop refunded.",
+    }
     record = with_rows(4_000, 500, findings=[leak, leak | {"kind": "id", "column": "id"}])
-    assert verdict.headline(record) == "This result cannot be trusted: 'refunded' gives the label away."
+    assert (
+        verdict.headline(record)
+        == "This result cannot be trusted: 'refunded' gives the label away."
+    )
 
 
 def test_a_metric_of_too_few_rows_is_not_shown():

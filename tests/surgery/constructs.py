@@ -319,7 +319,13 @@ BEHINDS: dict[str, Callable[..., Tensor]] = {
     "past the gates with a mask": past_the_gates_with_a_mask,
 }
 
-SITES = ("plain site", "hook before the gates", "hook behind the gates", "site is a group", "group with a hook")
+SITES = (
+    "plain site",
+    "hook before the gates",
+    "hook behind the gates",
+    "site is a group",
+    "group with a hook",
+)
 
 
 class Answer:

@@ -6,7 +6,18 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tests.surgery.constructs import BEHINDS, COLUMNS, CONSTRUCTS, ENDS, FIELDS, FRONTS, IDS, SITES, WIDTH, Part
+from tests.surgery.constructs import (
+    BEHINDS,
+    COLUMNS,
+    CONSTRUCTS,
+    ENDS,
+    FIELDS,
+    FRONTS,
+    IDS,
+    SITES,
+    WIDTH,
+    Part,
+)
 
 Batch = dict[str, Any]
 
@@ -50,7 +61,10 @@ class RandomModel(nn.Module):
         for field in FIELDS:
             name = chosen.pop() if chosen else "table"
             layers = {"table": shared if name == "shared table" else nn.Embedding(IDS, WIDTH)}
-            layers |= {"bag": nn.EmbeddingBag(IDS, WIDTH, mode="mean"), "linear": nn.Linear(WIDTH, WIDTH)}
+            layers |= {
+                "bag": nn.EmbeddingBag(IDS, WIDTH, mode="mean"),
+                "linear": nn.Linear(WIDTH, WIDTH),
+            }
             self.fronts[field] = Part(FRONTS[name], **layers, dense=nn.Linear(3, WIDTH))
         site = next((name for name in constructs if name in SITES), "plain site")
         self.join = _site(site)
@@ -81,21 +95,35 @@ def _behind(name: str) -> Part:
     group.register_forward_hook(double)
     hooked = nn.Linear(COLUMNS, COLUMNS)
     hooked.register_forward_hook(double)
-    others = {"setter": Setter(), "noter": Noter(), "clamper": Clamper(), "norm": nn.LayerNorm(COLUMNS)}
-    return Part(BEHINDS[name], linear=nn.Linear(COLUMNS, COLUMNS), group=group, hooked=hooked, **others)
+    others = {
+        "setter": Setter(),
+        "noter": Noter(),
+        "clamper": Clamper(),
+        "norm": nn.LayerNorm(COLUMNS),
+    }
+    return Part(
+        BEHINDS[name], linear=nn.Linear(COLUMNS, COLUMNS), group=group, hooked=hooked, **others
+    )
 
 
 def constructs_of(seed: int) -> tuple[str, ...]:
     """Choose the constructs of a model: one in turn, so that all have theirs, and a few at random."""
     rng = random.Random(seed)
     chosen = [CONSTRUCTS[seed % len(CONSTRUCTS)]]
-    for group, count in ((FRONTS, rng.randint(1, 3)), (BEHINDS, rng.randint(0, 3)), (SITES, 1), (ENDS, 1)):
+    for group, count in (
+        (FRONTS, rng.randint(1, 3)),
+        (BEHINDS, rng.randint(0, 3)),
+        (SITES, 1),
+        (ENDS, 1),
+    ):
         if rng.random() < 0.7:
             chosen += rng.sample(list(group), count)
     return tuple(dict.fromkeys(chosen))
 
 
-def make_batch(seed: int, rows: int = 16, *, length: int = 5, mask: bool = False, **options: Any) -> tuple[Any, ...]:
+def make_batch(
+    seed: int, rows: int = 16, *, length: int = 5, mask: bool = False, **options: Any
+) -> tuple[Any, ...]:
     """The arguments of one call.
 
     Args:
@@ -106,7 +134,9 @@ def make_batch(seed: int, rows: int = 16, *, length: int = 5, mask: bool = False
     batch: Batch = {name: torch.randint(IDS, (rows,), generator=rng) for name in FIELDS}
     batch["clicks"] = torch.randint(IDS, (rows, length), generator=rng)
     batch["length"] = torch.randint(1, length + 1, (rows,), generator=rng)
-    batch["price"] = (3 * torch.randn(rows, 3, generator=rng)).to(options.get("price", torch.float32))
+    batch["price"] = (3 * torch.randn(rows, 3, generator=rng)).to(
+        options.get("price", torch.float32)
+    )
     batch["late"] = torch.randint(24 if options.get("late") else 12, (rows,), generator=rng)
     if options.get("weight"):
         batch["weight"] = torch.rand(rows, generator=rng)

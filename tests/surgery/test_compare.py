@@ -47,7 +47,9 @@ def test_shapes_dtypes_and_plain_values_count():
         assert not alike(other, one)
         assert difference(other, one) == float("inf")
     assert not alike({"logit": one, "rows": 3}, {"logit": one, "rows": 4})
-    assert alike({"logit": one, "rows": 3, "mask": one > 0}, {"logit": one, "rows": 3, "mask": one > 0})
+    assert alike(
+        {"logit": one, "rows": 3, "mask": one > 0}, {"logit": one, "rows": 3, "mask": one > 0}
+    )
     assert not alike(one > 0, one > 1)
     assert alike(torch.empty(0), torch.empty(0))
 
@@ -105,7 +107,9 @@ OUTPUTS = {
     "a model output": ModelOutput,
     "lists": lambda x: [[x], ({"a": deque([x])},)],
     "a distribution": lambda x: torch.distributions.Bernoulli(logits=x),
-    "an independent distribution": lambda x: torch.distributions.Independent(torch.distributions.Normal(x, x.exp()), 1),
+    "an independent distribution": lambda x: torch.distributions.Independent(
+        torch.distributions.Normal(x, x.exp()), 1
+    ),
     "an array": lambda x: x.detach().numpy(),
     "a number of numpy": lambda x: x.detach().numpy()[1, 1],
     "a float": lambda x: float(x.sum()),
@@ -124,7 +128,9 @@ OUTPUTS = {
 }
 
 
-@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors", "ignore:Sparse CSR tensor support")
+@pytest.mark.filterwarnings(
+    "ignore:The PyTorch API of nested tensors", "ignore:Sparse CSR tensor support"
+)
 @pytest.mark.parametrize("name", OUTPUTS)
 def test_outputs_of_any_kind_are_looked_into(name):
     make, x = OUTPUTS[name], torch.eye(3)
@@ -148,7 +154,9 @@ UNCOMPARABLE = {
 @pytest.mark.parametrize("name", UNCOMPARABLE)
 def test_what_cannot_be_compared_is_refused(name):
     x = torch.ones(3)
-    with pytest.raises(tl.SurgeryError, match="is of type .*, which cannot be compared. Return its tensors instead"):
+    with pytest.raises(
+        tl.SurgeryError, match="is of type .*, which cannot be compared. Return its tensors instead"
+    ):
         alike(UNCOMPARABLE[name](x), UNCOMPARABLE[name](x))
 
 
@@ -157,7 +165,9 @@ def test_a_model_whose_output_cannot_be_compared_is_refused_at_once():
         def forward(self, batch):
             return {"logit": super().forward(batch), "parts": (part for part in "ab")}
 
-    with pytest.raises(tl.SurgeryError, match=r"^Expected an output .* of type generator, which cannot be compared"):
+    with pytest.raises(
+        tl.SurgeryError, match=r"^Expected an output .* of type generator, which cannot be compared"
+    ):
         pruned(Odd())
 
 
@@ -222,7 +232,9 @@ LASTS = {
     rows=st.sampled_from([1, 3, 32]),
     seed=st.integers(0, 999),
 )
-def test_rounding_is_told_from_errors_of_a_hundredth_of_the_spread_at_any_scale(last, power, dtype, rows, seed):
+def test_rounding_is_told_from_errors_of_a_hundredth_of_the_spread_at_any_scale(
+    last, power, dtype, rows, seed
+):
     found, expected, rounded = outputs(lambda y: LASTS[last](y, 10.0**power), dtype, rows, seed)
     assert alike(found, expected, lambda: rounded)
     if rows == 32:
@@ -259,7 +271,9 @@ def test_a_constant_output_is_held_to_its_size():
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 def test_models_are_followed_at_any_scale_of_their_output(scale, dtype):
     torch.manual_seed(0)
-    make = lambda rows=32, seed=0: torch.randn(rows, COLUMNS, generator=torch.Generator().manual_seed(seed)).to(dtype)  # noqa: E731
+    make = lambda rows=32, seed=0: torch.randn(
+        rows, COLUMNS, generator=torch.Generator().manual_seed(seed)
+    ).to(dtype)
     plugin, _ = prepared(Head(lambda y: y * scale, dtype), at="fields", side="output", make=make)
     assert "constants are fed instead" not in str(plugin.plan(plugin.select(share=0.6)))
 

@@ -61,7 +61,10 @@ class ByName(Deciding):
 
 class ByItsSize(Deciding):
     def rows(self, batch):
-        return [self.tables[name](batch[name].clamp(max=self.tables[name].num_embeddings - 1)) for name in NAMES]
+        return [
+            self.tables[name](batch[name].clamp(max=self.tables[name].num_embeddings - 1))
+            for name in NAMES
+        ]
 
 
 class ByItsWeight(Deciding):
@@ -102,7 +105,10 @@ class Sometimes(Deciding):
 
 WHEN = {
     "a large batch": (lambda m, b: len(b["user"]) > 64, ids_by_name(65, 9)),
-    "a late hour": (lambda m, b: bool((b["hour"] >= 12).any()), {**ids_by_name(7, 9), "hour": torch.full((7,), 12)}),
+    "a late hour": (
+        lambda m, b: bool((b["hour"] >= 12).any()),
+        {**ids_by_name(7, 9), "hour": torch.full((7,), 12)},
+    ),
     "an entry": (lambda m, b: "extra" in b, {**ids_by_name(7, 9), "extra": torch.ones(7)}),
 }
 HOW = {
@@ -126,10 +132,17 @@ def test_a_removed_table_that_is_read_after_all_raises(when, how):
     model.tables["hour"] = nn.Embedding(13, WIDTH)
     plugin, selection, small = pruned(model)
     assert type(small.tables["user"]) is not nn.Embedding
-    assert "Only dropped fields read tables.user, tables.item on the example" in str(tl.plan_of(small))
+    assert "Only dropped fields read tables.user, tables.item on the example" in str(
+        tl.plan_of(small)
+    )
     assert_same(plugin, selection, small, ids_by_name(7, 9))
     for mode in (torch.no_grad, torch.enable_grad, torch.inference_mode):
-        with mode(), pytest.raises(tl.FieldError, match="needs 'tables.user'. Prune with example= such a batch"):
+        with (
+            mode(),
+            pytest.raises(
+                tl.FieldError, match="needs 'tables.user'. Prune with example= such a batch"
+            ),
+        ):
             small(batch)
     small = plugin.prune(selection, example=batch).eval()  # the cure
     assert type(small.tables["user"]) is nn.Embedding
@@ -265,7 +278,10 @@ def test_a_table_with_two_names_goes_under_both():
     model.same = model.tables["user"]
     plugin, selection, small = pruned(model)
     assert small.same is small.tables["user"]
-    assert sum(p.numel() for p in small.parameters()) == sum(p.numel() for p in model.parameters()) - 5 - 2 * 12 * WIDTH
+    assert (
+        sum(p.numel() for p in small.parameters())
+        == sum(p.numel() for p in model.parameters()) - 5 - 2 * 12 * WIDTH
+    )
     assert_same(plugin, selection, small, ids_by_name(7, 9))
 
 
@@ -291,7 +307,9 @@ def test_a_result_that_depends_on_a_removed_table_is_refused_wherever_it_is_kept
     small(ids_by_name(7, 9))
     with pytest.raises(tl.FieldError, match="needs 'tables.user'"):
         float(small.kept)
-    assert pickle.loads(pickle.dumps(tl.surgery.absent.RemovedTableError(["user"], "sum()"))).tables == {"user"}
+    assert pickle.loads(
+        pickle.dumps(tl.surgery.absent.RemovedTableError(["user"], "sum()"))
+    ).tables == {"user"}
 
 
 def test_an_output_that_cannot_be_looked_into_is_returned_on_other_batches():
@@ -322,7 +340,9 @@ def test_a_model_without_its_tables_is_compiled_and_exported(tmp_path):
     with pytest.raises(torch._dynamo.exc.Unsupported, match="NoTable.forward"):
         torch.compile(small, backend="eager", fullgraph=True)(batch)
     tl.export.to_program(small, tmp_path / "model.pt2", batch)
-    torch.testing.assert_close(torch.export.load(tmp_path / "model.pt2").module()(batch), small(batch))
+    torch.testing.assert_close(
+        torch.export.load(tmp_path / "model.pt2").module()(batch), small(batch)
+    )
 
 
 def test_a_compiled_model_that_reads_a_removed_table_raises():
@@ -350,11 +370,11 @@ class Bags(nn.Module):
 
 def bags(last=False, most=4):
     def make(rows=32, seed=0):
-        dice = torch.Generator().manual_seed(seed)
-        counts = torch.randint(1, most, (rows,), generator=dice)
+        rng = torch.Generator().manual_seed(seed)
+        counts = torch.randint(1, most, (rows,), generator=rng)
         stops = torch.cat([torch.zeros(1, dtype=torch.long), counts.cumsum(0)])
-        ids = torch.randint(12, (int(counts.sum()),), generator=dice)
-        return ids, stops if last else stops[:-1], torch.randint(12, (rows,), generator=dice)
+        ids = torch.randint(12, (int(counts.sum()),), generator=rng)
+        return ids, stops if last else stops[:-1], torch.randint(12, (rows,), generator=rng)
 
     return make
 
@@ -365,7 +385,9 @@ def bags(last=False, most=4):
 def test_ids_in_bags_are_no_rows_even_where_they_are_as_many(kept, decides, most):
     fields = tl.Fields({"tags": 4, "item": 4})
     selection = tl.Selection(fields, (0.5, 0.5), kept)
-    plugin, selection, small = pruned(Bags(decides), bags(most=most), fields=fields, selection=selection)
+    plugin, selection, small = pruned(
+        Bags(decides), bags(most=most), fields=fields, selection=selection
+    )
     assert (FED in str(tl.plan_of(small))) == decides
     for rows in (1, 7, 50):
         assert_same(plugin, selection, small, bags()(rows, 9))
@@ -374,7 +396,9 @@ def test_ids_in_bags_are_no_rows_even_where_they_are_as_many(kept, decides, most
 def test_a_removed_bag_knows_about_the_last_offset():
     fields = tl.Fields({"tags": 4, "item": 4})
     selection = tl.Selection(fields, (0.5, 0.5), (False, True))
-    plugin, selection, small = pruned(Bags(True, include_last_offset=True), bags(last=True), fields=fields, selection=selection)
+    plugin, selection, small = pruned(
+        Bags(True, include_last_offset=True), bags(last=True), fields=fields, selection=selection
+    )
     assert [cut.path for cut in tl.plan_of(small).cuts] == ["bag"]
     assert_same(plugin, selection, small, bags(last=True)(7, 9))
 
@@ -387,7 +411,9 @@ class Keeping(Ranker):
 
 
 def test_attributes_that_forward_sets_are_set_by_the_pruned_model_too():
-    plugin, selection, small = pruned(Keeping())  # the attribute is a result, which copy.deepcopy refuses
+    plugin, selection, small = pruned(
+        Keeping()
+    )  # the attribute is a result, which copy.deepcopy refuses
     assert "it sets attributes" in str(tl.plan_of(small))
     before = small.penalty
     assert_same(plugin, selection, small, ids_by_name(7, 9))
@@ -413,7 +439,10 @@ def test_attributes_that_are_set_in_training_only_are_not_lost():
 def test_a_model_that_cannot_be_copied_is_refused():
     model = Ranker()
     model.lock = threading.Lock()
-    with pytest.raises(tl.SurgeryError, match="Ranker cannot be copied: cannot pickle '_thread.lock' object. Set the attribute"):
+    with pytest.raises(
+        tl.SurgeryError,
+        match="Ranker cannot be copied: cannot pickle '_thread.lock' object. Set the attribute",
+    ):
         pruned(model)
 
 
@@ -431,7 +460,9 @@ class Batch:
 
 @pytest.mark.parametrize("kind", [UserDict, lambda entries: Batch(**entries)])
 def test_batches_may_be_of_any_class(kind):
-    plugin, selection, small = pruned(Ranker(), lambda rows=32, seed=0: kind(ids_by_name(rows, seed)))
+    plugin, selection, small = pruned(
+        Ranker(), lambda rows=32, seed=0: kind(ids_by_name(rows, seed))
+    )
     assert tl.plan_of(small).multiply_adds == (168, 168)
     assert_same(plugin, selection, small, kind(ids_by_name(7, 9)))
 
@@ -469,7 +500,9 @@ def test_a_fed_dict_may_lack_dropped_fields_from_the_first_batch_on():
             return x if x.sum() > -1e9 else -x
 
     plugin, _ = prepared(
-        Named(), {"age": 1, "clicks": 2}, make=lambda rows=16, seed=0: {"age": torch.randn(rows), "clicks": torch.randn(rows, 2)}
+        Named(),
+        {"age": 1, "clicks": 2},
+        make=lambda rows=16, seed=0: {"age": torch.randn(rows), "clicks": torch.randn(rows, 2)},
     )
     small = plugin.prune(tl.Selection(plugin.fields, (0.1, 0.9), (False, True))).eval()
     assert small({"clicks": torch.randn(5, 2)}).shape == (5, 1)
@@ -504,7 +537,9 @@ def test_constants_may_be_fed_twice_with_gates_that_are_half_open():
 def test_a_second_pruning_that_feeds_keeps_the_forward_of_the_first():
     plugin, _, once = pruned(Ranker())
     once.deep.register_forward_hook(_decide)
-    plugin, selection, twice = pruned(once, fields=dict.fromkeys(plugin.select(share=0.6).kept, WIDTH))
+    plugin, selection, twice = pruned(
+        once, fields=dict.fromkeys(plugin.select(share=0.6).kept, WIDTH)
+    )
     assert_same(plugin, selection, twice, ids_by_name(7, 9))
     again = pickle.loads(pickle.dumps(twice))
     assert torch.equal(again(ids_by_name(7, 9)), twice(ids_by_name(7, 9)))

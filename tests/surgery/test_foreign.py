@@ -18,20 +18,28 @@ def ids():
 
 
 def batch(rows=64, seed=0):
-    dice = torch.Generator().manual_seed(seed)
-    entries = {name: torch.randint(50, (rows,), generator=dice) for name in NAMES}
-    return entries | {"price": torch.randn(rows, generator=dice)}
+    rng = torch.Generator().manual_seed(seed)
+    entries = {name: torch.randint(50, (rows,), generator=rng) for name in NAMES}
+    return entries | {"price": torch.randn(rows, generator=rng)}
 
 
 DENSE = [DenseFeature("price")]
 AT_TABLES = {"at": "embedding", "side": "output"}
 MODELS = {
     "DCN": (lambda: ranking.DCN(ids() + DENSE, n_cross_layers=2, mlp_params=MLP), AT_TABLES, True),
-    "DCNv2": (lambda: ranking.DCNv2(ids() + DENSE, n_cross_layers=2, mlp_params=MLP), AT_TABLES, True),
+    "DCNv2": (
+        lambda: ranking.DCNv2(ids() + DENSE, n_cross_layers=2, mlp_params=MLP),
+        AT_TABLES,
+        True,
+    ),
     "WideDeep": (lambda: ranking.WideDeep(DENSE, ids(), mlp_params=MLP), {"at": "mlp"}, False),
     "DeepFM": (lambda: ranking.DeepFM(ids(), ids(), mlp_params=MLP), {"at": "fm"}, False),
     "FiBiNet": (lambda: ranking.FiBiNet(ids(), mlp_params=MLP), AT_TABLES, False),
-    "EDCN": (lambda: ranking.EDCN(ids() + DENSE, n_cross_layers=2, mlp_params={"dims": [33, 33]}), AT_TABLES, True),
+    "EDCN": (
+        lambda: ranking.EDCN(ids() + DENSE, n_cross_layers=2, mlp_params={"dims": [33, 33]}),
+        AT_TABLES,
+        True,
+    ),
 }
 
 
@@ -59,6 +67,11 @@ def test_it_is_pruned_exactly(name):
     if name == "DeepFM":  # its first-order part reads the same embeddings past the gates
         assert "still read past the gates: user, item" in str(plan)
     else:
-        assert {"embedding.embed_dict.user", "embedding.embed_dict.item"} <= {c.path for c in plan.cuts if c.after == "removed"}
+        assert {"embedding.embed_dict.user", "embedding.embed_dict.item"} <= {
+            c.path for c in plan.cuts if c.after == "removed"
+        }
         assert [str(item) for item in plan.unread] == ["user", "item"]
-        assert torch.equal(small({key: value for key, value in rows.items() if key not in ("user", "item")}), small(rows))
+        assert torch.equal(
+            small({key: value for key, value in rows.items() if key not in ("user", "item")}),
+            small(rows),
+        )

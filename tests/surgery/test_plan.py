@@ -6,8 +6,8 @@ from torch import nn
 
 import torchleap as tl
 from tests.architectures import ARCHITECTURES, NAMES, WIDTH, attached
-from torchleap.surgery.facts import Form, form_of
 from torchleap.surgery.plan import Unread
+from torchleap.surgery.rules.facts import Form, form_of
 
 
 def test_it_prints_every_cut_before_and_after():
@@ -32,7 +32,9 @@ def test_the_numbers_are_those_of_the_pruned_model(name, per_dimension):
     selection = plugin.select(share=0.6)
     plan, small = plugin.plan(selection), plugin.prune(selection)
     assert plan.parameters[1] == sum(p.numel() for p in small.parameters())
-    assert plan.bytes[1] == sum(t.numel() * t.element_size() for t in (*small.parameters(), *small.buffers()))
+    assert plan.bytes[1] == sum(
+        t.numel() * t.element_size() for t in (*small.parameters(), *small.buffers())
+    )
     plugin.detach()
     assert plan.parameters[0] == sum(p.numel() for p in model.parameters())
     created = plan.parameters[1] - plan.parameters[0] - sum(cut.parameters for cut in plan.cuts)
@@ -112,5 +114,7 @@ def test_a_form_is_found_where_one_axis_tells_what_is_there():
 @pytest.mark.parametrize("example", [torch.randn(4, 3), (torch.randn(4, 20), 1), "a batch"])
 def test_an_example_that_the_model_does_not_take_is_one_clear_sentence(example):
     _, plugin, _ = attached("wide_deep")
-    with pytest.raises(tl.SurgeryError, match="The model does not take the example \\(.*Give a batch as forward"):
+    with pytest.raises(
+        tl.SurgeryError, match="The model does not take the example \\(.*Give a batch as forward"
+    ):
         plugin.plan(plugin.select(share=0.6), example=example)

@@ -19,7 +19,11 @@ COLUMNS = len(NAMES) * WIDTH
 
 def prepared(model, fields=None, at="", side="input", make=None, **settings):
     """Attach, and make gates and statistics look as after a training."""
-    make = make or (lambda rows=32, seed=0: torch.randn(rows, COLUMNS, generator=torch.Generator().manual_seed(seed)) + 0.3)
+    make = make or (
+        lambda rows=32, seed=0: (
+            torch.randn(rows, COLUMNS, generator=torch.Generator().manual_seed(seed)) + 0.3
+        )
+    )
     plugin = tl.attach(model, fields or FIELDS, at=at, side=side, **settings)
     for step in range(3):
         model.train()(make(seed=step))
@@ -38,8 +42,12 @@ def assert_exact(plugin, make, selection=None, fill="mean", scale=1e-5):
             expected = plugin.model.eval()(batch)
         found = small(batch)
         assert found.shape == expected.shape
-        assert rows == 1 or float(expected.std()) > 1e-6  # an output that says nothing would prove nothing
-        torch.testing.assert_close(found, expected, rtol=scale, atol=scale * float(expected.abs().max()))
+        assert (
+            rows == 1 or float(expected.std()) > 1e-6
+        )  # an output that says nothing would prove nothing
+        torch.testing.assert_close(
+            found, expected, rtol=scale, atol=scale * float(expected.abs().max())
+        )
     return small
 
 
@@ -54,14 +62,18 @@ def test_every_architecture_computes_what_the_masked_model_does(name, dtype):
 def test_every_architecture_is_followed(name):
     _, plugin, make = attached(name)
     for example in (None, make(rows=1, seed=3)):
-        assert "Nothing behind the gates is cut" not in str(plugin.plan(plugin.select(share=0.6), example=example))
+        assert "Nothing behind the gates is cut" not in str(
+            plugin.plan(plugin.select(share=0.6), example=example)
+        )
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_single_dimensions_can_go_too(name):
     _, plugin, make = attached(name, per_dimension=True)
     with torch.no_grad():
-        plugin.gates.theta.copy_(torch.randn(len(plugin.gates.theta), generator=torch.Generator().manual_seed(1)) + 0.2)
+        plugin.gates.theta.copy_(
+            torch.randn(len(plugin.gates.theta), generator=torch.Generator().manual_seed(1)) + 0.2
+        )
     assert_exact(plugin, make, plugin.select())
 
 
@@ -71,7 +83,9 @@ def test_one_field_may_remain_and_all_may(name):
     assert_exact(plugin, make, plugin.select(share=0.2))
     small = assert_exact(plugin, make, plugin.select(share=1.0))
     old = sum(p.numel() for p in plugin.model.parameters()) - plugin.gates.theta.numel()
-    assert sum(p.numel() for p in small.parameters()) <= old + 1  # at most a bias more, for the gates' shift
+    assert (
+        sum(p.numel() for p in small.parameters()) <= old + 1
+    )  # at most a bias more, for the gates' shift
 
 
 class Layers(nn.Module):
@@ -104,7 +118,10 @@ LAYERS = {
     "a convolution along the fields": lambda: [nn.Unflatten(1, (1, 5, 4)), nn.Conv2d(1, 3, (2, 4))],
     "batch norm of fields": lambda: [nn.Unflatten(1, (5, 4)), nn.BatchNorm1d(5)],
     "softmax": lambda: [nn.Softmax(dim=1)],
-    "attention": lambda: [nn.Unflatten(1, (5, 4)), nn.TransformerEncoderLayer(4, 2, 8, batch_first=True)],
+    "attention": lambda: [
+        nn.Unflatten(1, (5, 4)),
+        nn.TransformerEncoderLayer(4, 2, 8, batch_first=True),
+    ],
 }
 
 
@@ -117,7 +134,9 @@ def test_every_layer_is_exact(name):
     if name == "batch norm without statistics":  # it mixes rows, so a batch is not its rows
         small = plugin.prune(selection := plugin.select(share=0.6)).eval()
         with plugin.masked(selection):
-            torch.testing.assert_close(small(make(seed=5)), model.eval()(make(seed=5)), rtol=1e-5, atol=1e-6)
+            torch.testing.assert_close(
+                small(make(seed=5)), model.eval()(make(seed=5)), rtol=1e-5, atol=1e-6
+            )
     else:
         assert_exact(plugin, make)
 
@@ -141,17 +160,34 @@ CODE = {
     "two readers": (lambda m, x: torch.cat([x, x.relu()], dim=-1), 40),
     "slices": (lambda m, x: torch.cat([x[:, 2:7], x[:, -3:], x[:, ::2]], 1), 18),
     "one column": (lambda m, x: x[:, 9:10] * x, 20),
-    "split": (lambda m, x: torch.cat([a * b for a, b in zip(x.split(4, 1), x.split(4, 1)[::-1], strict=True)], 1), 20),
+    "split": (
+        lambda m, x: torch.cat(
+            [a * b for a, b in zip(x.split(4, 1), x.split(4, 1)[::-1], strict=True)], 1
+        ),
+        20,
+    ),
     "chunk": (lambda m, x: x.chunk(2, dim=1)[0] + x.chunk(2, dim=1)[1], 10),
     "unbind": (lambda m, x: sum(x.view(-1, 5, 4).unbind(1)), 4),
     "fields first": (lambda m, x: x.view(-1, 5, 4).transpose(1, 2).reshape(x.size(0), -1), 20),
     "sum of fields": (lambda m, x: x.view(x.shape[0], 5, 4).sum(1), 4),
-    "mean of fields": (lambda m, x: x.view(x.shape[0], 5, 4).mean(dim=1, keepdim=True).squeeze(1), 4),
+    "mean of fields": (
+        lambda m, x: x.view(x.shape[0], 5, 4).mean(dim=1, keepdim=True).squeeze(1),
+        4,
+    ),
     "mean of each field": (lambda m, x: x.view(x.shape[0], 5, 4).mean(-1), 5),
     "sum of everything": (lambda m, x: x.view(-1, 5, 4).sum((1, 2)).unsqueeze(1), 1),
-    "factorization machine": (lambda m, x: (lambda e: e.sum(1) ** 2 - (e**2).sum(1))(x.view(-1, 5, 4)), 4),
-    "inner products": (lambda m, x: torch.bmm(x.view(-1, 5, 4), x.view(-1, 5, 4).transpose(1, 2)).flatten(1), 25),
-    "einsum": (lambda m, x: torch.einsum("bfe,bge->bfg", x.view(-1, 5, 4), x.view(-1, 5, 4)).flatten(1), 25),
+    "factorization machine": (
+        lambda m, x: (lambda e: e.sum(1) ** 2 - (e**2).sum(1))(x.view(-1, 5, 4)),
+        4,
+    ),
+    "inner products": (
+        lambda m, x: torch.bmm(x.view(-1, 5, 4), x.view(-1, 5, 4).transpose(1, 2)).flatten(1),
+        25,
+    ),
+    "einsum": (
+        lambda m, x: torch.einsum("bfe,bge->bfg", x.view(-1, 5, 4), x.view(-1, 5, 4)).flatten(1),
+        25,
+    ),
     "bilinear": (lambda m, x: m.bilinear(x[:, :8], x[:, 8:]), 5),
     "a parameter": (lambda m, x: torch.sigmoid(x * m.weight + 1), 20),
     "in place of itself": (lambda m, x: _added(x, m.weight), 20),
@@ -179,10 +215,17 @@ def test_every_piece_of_code_is_exact(name):
 @given(st.data())
 def test_any_widths_and_any_selection_are_exact(data):
     widths = data.draw(st.lists(st.integers(1, 5), min_size=2, max_size=7))
-    kept = data.draw(st.lists(st.booleans(), min_size=len(widths), max_size=len(widths)).filter(any))
+    kept = data.draw(
+        st.lists(st.booleans(), min_size=len(widths), max_size=len(widths)).filter(any)
+    )
     fields = tl.Fields({f"f{i}": width for i, width in enumerate(widths)})
     torch.manual_seed(data.draw(st.integers(0, 1000)))
-    branches = nn.ModuleList([nn.Linear(fields.dims, 3), nn.Sequential(nn.BatchNorm1d(fields.dims), nn.Linear(fields.dims, 3))])
+    branches = nn.ModuleList(
+        [
+            nn.Linear(fields.dims, 3),
+            nn.Sequential(nn.BatchNorm1d(fields.dims), nn.Linear(fields.dims, 3)),
+        ]
+    )
 
     class Branches(nn.Module):
         def __init__(self):
@@ -229,7 +272,9 @@ def test_no_trace_of_the_gates_remains():
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in small.modules())
     with pytest.raises(tl.AttachError):
         tl.attached(small)
-    tl.attach(small, dict.fromkeys(plugin.select(share=0.6).kept, WIDTH), at="deep")  # and it may be gated again
+    tl.attach(
+        small, dict.fromkeys(plugin.select(share=0.6).kept, WIDTH), at="deep"
+    )  # and it may be gated again
 
 
 def test_the_pruned_model_is_still_of_the_users_class_and_keeps_its_layers_names():
@@ -248,7 +293,9 @@ def test_it_can_be_copied_pickled_compiled_and_trained():
     expected = small(batch)
     assert torch.equal(copy.deepcopy(small)(batch), expected)
     assert torch.equal(pickle.loads(pickle.dumps(small))(batch), expected)
-    torch.testing.assert_close(torch.compile(small, fullgraph=True, backend="eager")(batch), expected)
+    torch.testing.assert_close(
+        torch.compile(small, fullgraph=True, backend="eager")(batch), expected
+    )
     small.train()(batch).sum().backward()
     assert all(parameter.grad is not None for parameter in small.parameters())
 
@@ -276,7 +323,9 @@ def test_a_tensor_may_hold_only_the_columns_that_are_still_read():
     batch = make(seed=5)
     kept = torch.cat([batch[:, plugin.fields.columns(name)] for name in selection.kept], 1)
     assert torch.equal(small(kept), small(batch))
-    with pytest.raises(tl.FieldError, match="Expected 20 columns, or the 12 that are still read, but found 13"):
+    with pytest.raises(
+        tl.FieldError, match="Expected 20 columns, or the 12 that are still read, but found 13"
+    ):
         small(batch[:, :13])
 
 
@@ -289,7 +338,9 @@ def test_a_shared_table_stays_while_one_of_its_fields_is_kept():
             self.head = nn.Linear(12, 1)
 
         def forward(self, x):
-            return self.head(torch.cat([self.table(x[:, 0]), self.table(x[:, 1]), self.other(x[:, 2])], 1))
+            return self.head(
+                torch.cat([self.table(x[:, 0]), self.table(x[:, 1]), self.other(x[:, 2])], 1)
+            )
 
     torch.manual_seed(0)
     fields = {"clicked": 4, "bought": 4, "city": 4}
@@ -326,7 +377,10 @@ def test_fields_that_are_multiplied_can_be_set_to_zero_and_the_plan_says_what_th
     selection = plugin.select(share=0.6)
     exact, zero = plugin.plan(selection), plugin.plan(selection, fill="zero")
     assert exact.change == 0 < zero.change
-    assert f"Not exact: zeros in place of means change the output on the example by up to {zero.change:.3g}" in str(zero)
+    assert (
+        f"Not exact: zeros in place of means change the output on the example by up to {zero.change:.3g}"
+        in str(zero)
+    )
     assert "Not exact" not in str(exact)
     assert {cut.path: cut.after for cut in zero.cuts} == {
         "0.layers.0": "Linear(12, 12)",
@@ -376,8 +430,11 @@ def test_a_dict_that_is_fed_constants_may_lack_the_dropped_fields():
             return x if x.sum() > -1e9 else -x
 
     def make(rows=16, seed=0):
-        dice = torch.Generator().manual_seed(seed)
-        return {"age": torch.randn(rows, generator=dice), "clicks": torch.randn(rows, 2, generator=dice)}
+        rng = torch.Generator().manual_seed(seed)
+        return {
+            "age": torch.randn(rows, generator=rng),
+            "clicks": torch.randn(rows, 2, generator=rng),
+        }
 
     plugin, make = prepared(ByName(), {"age": 1, "clicks": 2}, make=make)
     selection = tl.Selection(plugin.fields, (0.1, 0.9), (False, True))
@@ -412,7 +469,9 @@ def test_a_submodule_that_cannot_be_traced_is_one_opaque_operation():
     small = assert_exact(plugin, make)
     assert small.even.in_features == 12
     assert small.odd.linear.in_features == 20
-    assert "odd (Odd) reads them whole: 8 constants fed (exact)." in str(plugin.plan(plugin.select(share=0.6)))
+    assert "odd (Odd) reads them whole: 8 constants fed (exact)." in str(
+        plugin.plan(plugin.select(share=0.6))
+    )
 
 
 def test_several_sites_are_pruned_together():
@@ -427,9 +486,13 @@ def test_several_sites_are_pruned_together():
 
     torch.manual_seed(0)
     plugin, make = prepared(Towers(), at=["user", "item"])
-    small = assert_exact(plugin, make, tl.Selection(plugin.fields, (0.5,) * 5, (True, False, True, False, True)))
+    small = assert_exact(
+        plugin, make, tl.Selection(plugin.fields, (0.5,) * 5, (True, False, True, False, True))
+    )
     assert (small.user.in_features, small.item.in_features) == (4, 8)
-    alone = assert_exact(plugin, make, tl.Selection(plugin.fields, (0.5,) * 5, (False, False, True, True, True)))
+    alone = assert_exact(
+        plugin, make, tl.Selection(plugin.fields, (0.5,) * 5, (False, False, True, True, True))
+    )
     assert alone.user is None  # its output is a constant
 
 
@@ -464,19 +527,27 @@ def test_arguments_by_name_and_defaults_are_kept():
     batch = torch.randn(8, COLUMNS)
     with plugin.masked(selection):
         torch.testing.assert_close(small(x=batch), model.eval()(x=batch))
-    with pytest.raises(tl.FieldError, match="Expected weight to be None, .* but found a tensor of shape"):
-        small(x=batch, weight=torch.ones(8, 2))  # another way through forward() than the one that was traced
+    with pytest.raises(
+        tl.FieldError, match="Expected weight to be None, .* but found a tensor of shape"
+    ):
+        small(
+            x=batch, weight=torch.ones(8, 2)
+        )  # another way through forward() than the one that was traced
 
 
 def test_bfloat16_models_are_pruned():
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(COLUMNS, 8), nn.ReLU(), nn.Linear(8, 1)).bfloat16()
-    plugin, make = prepared(model, at="0", make=lambda rows=32, seed=0: torch.randn(rows, COLUMNS).bfloat16())
+    plugin, make = prepared(
+        model, at="0", make=lambda rows=32, seed=0: torch.randn(rows, COLUMNS).bfloat16()
+    )
     selection = plugin.select(share=0.6)
     small = plugin.prune(selection).eval()
     batch = make()
     with plugin.masked(selection):
-        torch.testing.assert_close(small(batch).float(), model.eval()(batch).float(), rtol=0.1, atol=0.1)
+        torch.testing.assert_close(
+            small(batch).float(), model.eval()(batch).float(), rtol=0.1, atol=0.1
+        )
     assert all(parameter.dtype == torch.bfloat16 for parameter in small.parameters())
 
 

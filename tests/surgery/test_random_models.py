@@ -17,7 +17,9 @@ def test_no_random_model_is_silently_inexact(group):
     seeds = range(group, len(CONSTRUCTS), GROUPS)
     outcomes = [trial(seed) for seed in seeds]
     bad = [outcome for outcome in outcomes if not outcome.is_good]
-    assert not bad, "\n".join(f"trial({o.seed}, {o.constructs}) is {o.kind}: {o.detail}" for o in bad)
+    assert not bad, "\n".join(
+        f"trial({o.seed}, {o.constructs}) is {o.kind}: {o.detail}" for o in bad
+    )
 
 
 def test_every_construct_has_its_turn():
@@ -47,7 +49,10 @@ def test_a_trial_notices_what_is_no_longer_trained(monkeypatch):
 
     monkeypatch.setattr(tl.Plugin, "prune", frozen)
     outcome = trial(0, ["table", "logit"])
-    assert (outcome.kind, "the gradient of head.2.weight differs" in outcome.detail) == ("inexact", True)
+    assert (outcome.kind, "the gradient of head.2.weight differs" in outcome.detail) == (
+        "inexact",
+        True,
+    )
 
 
 def test_a_trial_notices_errors_and_hangs(monkeypatch):
@@ -83,5 +88,7 @@ def test_a_trial_notices_errors_and_hangs(monkeypatch):
 
 def test_a_trial_is_the_same_again():
     assert trial(5, ["table", "product"]) == trial(5, ["table", "product"])
-    assert {field: part.function for field, part in RandomModel(None, ["bag"]).fronts.items()}["user"] is FRONTS["bag"]
+    assert {field: part.function for field, part in RandomModel(None, ["bag"]).fronts.items()}[
+        "user"
+    ] is FRONTS["bag"]
     assert make_batch(3, mask=True)[1].equal(make_batch(3, mask=True)[1])

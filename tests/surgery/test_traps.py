@@ -9,7 +9,7 @@ from torch.nn.utils import prune, spectral_norm, weight_norm
 import torchleap as tl
 from tests.architectures import FIELDS, NAMES, WIDTH, ids_by_name
 from tests.surgery.test_prune import COLUMNS, assert_exact, prepared
-from torchleap.surgery.examples import run_on_cpu
+from torchleap.surgery.trace.examples import run_on_cpu
 
 FED = "constants are fed instead (exact)"
 
@@ -56,16 +56,43 @@ FOLLOWED = {
     "the first of two results": (lambda m, x: torch.cat([x, fields_of(x).max(dim=1)[0]], 1), 24),
     "sorted": (lambda m, x: fields_of(x).sort(dim=1)[0].flatten(1), 20),
     "fields first, then one": (lambda m, x: torch.cat([x, fields_of(x).transpose(0, 1)[4]], 1), 24),
-    "a state of a GRU": (lambda m, x: m.a(fields_of(x))[1][-1], 6, {"a": lambda: nn.GRU(4, 6, batch_first=True)}),
-    "part of a split of the rows' fields": (lambda m, x: fields_of(x).split([2, 3], dim=1)[1].flatten(1), 12),
-    "a weight read again": (lambda m, x: torch.tanh(m.a(x)) @ m.a.weight, 20, {"a": lambda: nn.Linear(20, 6)}),
-    "a weight in a function": (lambda m, x: m.a(x) + functional.linear(x.tanh(), m.a.weight), 6, {"a": lambda: nn.Linear(20, 6)}),
-    "a norm of a weight": (lambda m, x: m.a(x) * m.a.weight.norm(), 6, {"a": lambda: nn.Linear(20, 6)}),
+    "a state of a GRU": (
+        lambda m, x: m.a(fields_of(x))[1][-1],
+        6,
+        {"a": lambda: nn.GRU(4, 6, batch_first=True)},
+    ),
+    "part of a split of the rows' fields": (
+        lambda m, x: fields_of(x).split([2, 3], dim=1)[1].flatten(1),
+        12,
+    ),
+    "a weight read again": (
+        lambda m, x: torch.tanh(m.a(x)) @ m.a.weight,
+        20,
+        {"a": lambda: nn.Linear(20, 6)},
+    ),
+    "a weight in a function": (
+        lambda m, x: m.a(x) + functional.linear(x.tanh(), m.a.weight),
+        6,
+        {"a": lambda: nn.Linear(20, 6)},
+    ),
+    "a norm of a weight": (
+        lambda m, x: m.a(x) * m.a.weight.norm(),
+        6,
+        {"a": lambda: nn.Linear(20, 6)},
+    ),
     "weight norm": (lambda m, x: m.a(x), 6, {"a": lambda: weight_norm(nn.Linear(20, 6))}),
     "spectral norm": (lambda m, x: m.a(x), 6, {"a": lambda: spectral_norm(nn.Linear(20, 6))}),
-    "pruned weights": (lambda m, x: m.a(x), 6, {"a": lambda: prune.random_unstructured(nn.Linear(20, 6), "weight", 0.5)}),
+    "pruned weights": (
+        lambda m, x: m.a(x),
+        6,
+        {"a": lambda: prune.random_unstructured(nn.Linear(20, 6), "weight", 0.5)},
+    ),
     "in place, read once": (lambda m, x: torch.relu_(x * 2), 20),
-    "a layer in place, read once": (lambda m, x: m.a(x * 2), 20, {"a": lambda: nn.ReLU(inplace=True)}),
+    "a layer in place, read once": (
+        lambda m, x: m.a(x * 2),
+        20,
+        {"a": lambda: nn.ReLU(inplace=True)},
+    ),
 }
 NOT_FOLLOWED = {
     "a branch on the data": (lambda m, x: x if (x > 3).any().item() else -x, 20),
@@ -100,7 +127,9 @@ def test_what_depends_on_the_batch_is_computed_for_each_batch(name, rows):
     for count in (1, 7, 50):
         with torch.no_grad(), plugin.masked(selection):
             expected = plugin.model.eval()(make(rows=count, seed=9))
-        torch.testing.assert_close(small(make(rows=count, seed=9)), expected, rtol=1e-5, atol=1e-5, equal_nan=True)
+        torch.testing.assert_close(
+            small(make(rows=count, seed=9)), expected, rtol=1e-5, atol=1e-5, equal_nan=True
+        )
 
 
 @pytest.mark.parametrize("name", NOT_FOLLOWED)
@@ -131,7 +160,9 @@ class Ranker(nn.Module):
 def pruned(model, make=ids_by_name, at="join", side="output", fields=None, selection=None):
     plugin = tl.attach(model, fields or FIELDS, at=at, side=side)
     for step in range(3):
-        model.train()(*make(32, step)) if isinstance(make(), tuple) else model.train()(make(32, step))
+        model.train()(*make(32, step)) if isinstance(make(), tuple) else model.train()(
+            make(32, step)
+        )
     with torch.no_grad():
         plugin.gates.theta.copy_(torch.linspace(-0.3, 1.0, len(plugin.gates.theta)))
     selection = selection or plugin.select(share=0.6)
@@ -145,19 +176,27 @@ def assert_same(plugin, selection, small, batch):
     torch.testing.assert_close(small(*batch), expected, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("kind", [float, torch.tensor, lambda value: torch.arange(20) * value, lambda value: value > 1.5])
+@pytest.mark.parametrize(
+    "kind", [float, torch.tensor, lambda value: torch.arange(20) * value, lambda value: value > 1.5]
+)
 def test_other_arguments_may_change_with_every_call(kind):
     class Tempered(Ranker):
         def forward(self, batch, temperature):
             x = self.embed(batch)
-            return self.deep(x * temperature) if temperature is not True and temperature is not False else self.deep(x)
+            return (
+                self.deep(x * temperature)
+                if temperature is not True and temperature is not False
+                else self.deep(x)
+            )
 
     class Flagged(Ranker):
         def forward(self, batch, flag):
             return self.deep(self.embed(batch)) if flag else -self.deep(self.embed(batch))
 
     model = Flagged() if isinstance(kind(1.0), bool) else Tempered()
-    plugin, selection, small = pruned(model, lambda rows=32, seed=0: (ids_by_name(rows, seed), kind(1.0 + seed)))
+    plugin, selection, small = pruned(
+        model, lambda rows=32, seed=0: (ids_by_name(rows, seed), kind(1.0 + seed))
+    )
     for value in (1.0, 2.0, 0.3):
         assert_same(plugin, selection, small, (ids_by_name(7, 9), kind(value)))
 
@@ -167,7 +206,9 @@ def test_columns_may_be_chosen_by_an_argument():
         def forward(self, batch, index):
             return self.embed(batch)[:, index].sum(1)
 
-    plugin, selection, small = pruned(Choosing(), lambda rows=32, seed=0: (ids_by_name(rows, seed), torch.tensor([3, 9])))
+    plugin, selection, small = pruned(
+        Choosing(), lambda rows=32, seed=0: (ids_by_name(rows, seed), torch.tensor([3, 9]))
+    )
     for index in ([3, 9], [1, 12, 19]):
         assert_same(plugin, selection, small, (ids_by_name(7, 9), torch.tensor(index)))
 
@@ -205,7 +246,9 @@ def test_an_entry_that_was_not_in_the_example_is_refused_if_forward_looks_for_it
 
 
 def test_an_entry_that_is_missing_is_named_if_forward_looks_for_it(tmp_path):
-    plugin, selection, small = pruned(Optional(), lambda rows=32, seed=0: ids_by_name(rows, seed) | {"weight": torch.rand(rows)})
+    plugin, selection, small = pruned(
+        Optional(), lambda rows=32, seed=0: ids_by_name(rows, seed) | {"weight": torch.rand(rows)}
+    )
     tl.export.save(small, tmp_path / "model")
     for model in (small, tl.export.load(tmp_path / "model")):
         assert_same(plugin, selection, model, ids_by_name(7, 9) | {"weight": torch.rand(7)})
@@ -216,7 +259,11 @@ def test_an_entry_that_is_missing_is_named_if_forward_looks_for_it(tmp_path):
 def test_the_order_of_entries_counts_where_forward_walks_over_them():
     class InOrder(Ranker):
         def forward(self, batch):
-            return self.deep(self.join(torch.cat([self.tables[name](column) for name, column in batch.items()], 1)))
+            return self.deep(
+                self.join(
+                    torch.cat([self.tables[name](column) for name, column in batch.items()], 1)
+                )
+            )
 
     plugin, selection, small = pruned(InOrder())
     assert_same(plugin, selection, small, ids_by_name(7, 9))
@@ -226,11 +273,15 @@ def test_the_order_of_entries_counts_where_forward_walks_over_them():
 
 HISTORIES = {
     "mean": lambda m, h, item, b: h.sum(1) / h.size(1),
-    "masked": lambda m, h, item, b: (h * (torch.arange(h.size(1))[None] < b["length"][:, None])[..., None]).sum(1),
+    "masked": lambda m, h, item, b: (
+        h * (torch.arange(h.size(1))[None] < b["length"][:, None])[..., None]
+    ).sum(1),
     "attention": lambda m, h, item, b: (h * item.unsqueeze(1).expand(-1, h.size(1), -1)).sum(1),
     "longest": lambda m, h, item, b: h[:, : b["length"].max().item()].sum(1),
     "last": lambda m, h, item, b: h[:, -1],
-    "gathered": lambda m, h, item, b: h.gather(1, (b["length"] - 1)[:, None, None].expand(-1, 1, 4)).squeeze(1),
+    "gathered": lambda m, h, item, b: h.gather(
+        1, (b["length"] - 1)[:, None, None].expand(-1, 1, 4)
+    ).squeeze(1),
     "each": lambda m, h, item, b: sum(h.unbind(1)),
     "positions": lambda m, h, item, b: (h * m.positions[: h.size(1)]).sum(1),
 }
@@ -255,12 +306,12 @@ class Reader(nn.Module):
 
 
 def clicks(rows=32, seed=0, length=5):
-    dice = torch.Generator().manual_seed(seed)
+    rng = torch.Generator().manual_seed(seed)
     return {
-        "item": torch.randint(12, (rows,), generator=dice),
-        "clicks": torch.randint(12, (rows, length), generator=dice),
-        "length": torch.randint(1, length + 1, (rows,), generator=dice),
-        "x": torch.randn(rows, 4, generator=dice),
+        "item": torch.randint(12, (rows,), generator=rng),
+        "clicks": torch.randint(12, (rows, length), generator=rng),
+        "length": torch.randint(1, length + 1, (rows,), generator=rng),
+        "x": torch.randn(rows, 4, generator=rng),
     }
 
 
@@ -270,7 +321,9 @@ def test_histories_may_have_another_length_in_every_batch(name, dropped):
     torch.manual_seed(0)
     fields = tl.Fields({"item": 4, "clicks": 4, "x": 4})
     selection = tl.Selection(fields, (0.5,) * 3, tuple(place != dropped for place in range(3)))
-    plugin, selection, small = pruned(Reader(HISTORIES[name]), clicks, fields=fields, selection=selection)
+    plugin, selection, small = pruned(
+        Reader(HISTORIES[name]), clicks, fields=fields, selection=selection
+    )
     for rows, length in ((7, 5), (7, 3), (1, 8), (5, 1)):
         assert_same(plugin, selection, small, clicks(rows, 9, length))
 
@@ -293,7 +346,9 @@ def test_a_table_that_others_use_as_well_stays():
 
         def forward(self, batch):
             x = self.embed(batch)
-            return self.query(x) @ self.tables["user"].weight.T + self.odd(batch["city"]).sum(1, keepdim=True)
+            return self.query(x) @ self.tables["user"].weight.T + self.odd(batch["city"]).sum(
+                1, keepdim=True
+            )
 
     plugin, selection, small = pruned(Scoring())
     assert FED not in str(tl.plan_of(small))
@@ -343,8 +398,12 @@ def test_a_frozen_layer_stays_frozen():
 
 def test_the_batch_is_never_changed():
     fields = [tl.Field(name, WIDTH, protected=name != "user") for name in NAMES]
-    plugin, make = prepared(nn.Sequential(nn.ReLU(inplace=True), nn.Linear(COLUMNS, 1)), fields, at="0")
-    small = plugin.prune(tl.Selection(plugin.fields, (0.1, 1, 1, 1, 1), (False, True, True, True, True))).eval()
+    plugin, make = prepared(
+        nn.Sequential(nn.ReLU(inplace=True), nn.Linear(COLUMNS, 1)), fields, at="0"
+    )
+    small = plugin.prune(
+        tl.Selection(plugin.fields, (0.1, 1, 1, 1, 1), (False, True, True, True, True))
+    ).eval()
     for columns in (slice(None), slice(WIDTH, None)):
         batch = make()[:, columns].clone()
         before = batch.clone()
@@ -375,12 +434,17 @@ def test_a_dict_of_fields_may_hold_entries_that_forward_does_not_ask_for():
             return self.head(torch.cat([batch["age"], batch["clicks"]], 1))
 
     def make(rows=16, seed=0):
-        dice = torch.Generator().manual_seed(seed)
-        return {"age": torch.randn(rows, 1, generator=dice), "clicks": torch.randn(rows, 2, generator=dice)}
+        rng = torch.Generator().manual_seed(seed)
+        return {
+            "age": torch.randn(rows, 1, generator=rng),
+            "clicks": torch.randn(rows, 2, generator=rng),
+        }
 
     fields = tl.Fields({"age": 1, "clicks": 2})
     selection = tl.Selection(fields, (0.1, 0.9), (False, True))
-    plugin, selection, small = pruned(Sum(), make, at="", side="input", fields=fields, selection=selection)
+    plugin, selection, small = pruned(
+        Sum(), make, at="", side="input", fields=fields, selection=selection
+    )
     assert small.head.in_features == 2
     assert_same(plugin, selection, small, make(7, 9) | {"label": torch.ones(7)})
     assert torch.equal(small({"clicks": make(7, 9)["clicks"]}), small(make(7, 9)))
@@ -390,10 +454,14 @@ def test_a_dict_of_fields_may_hold_entries_that_forward_does_not_ask_for():
 def test_models_that_ask_for_entries_are_compiled_and_exported(kind, tmp_path):
     _, selection, small = pruned(kind())
     batch = ids_by_name(7, 9)
-    torch.testing.assert_close(torch.compile(small, fullgraph=True, backend="eager")(batch), small(batch))
+    torch.testing.assert_close(
+        torch.compile(small, fullgraph=True, backend="eager")(batch), small(batch)
+    )
     tl.export.to_program(small, tmp_path / "model.pt2", batch)
     kept = {name: column for name, column in batch.items() if name in selection.kept}
-    torch.testing.assert_close(torch.export.load(tmp_path / "model.pt2").module()(kept), small(batch))
+    torch.testing.assert_close(
+        torch.export.load(tmp_path / "model.pt2").module()(kept), small(batch)
+    )
 
 
 def test_trials_run_on_the_cpu_where_the_model_does_not():

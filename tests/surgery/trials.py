@@ -78,9 +78,17 @@ def trial(seed: int, constructs: Collection[str] | None = None) -> Outcome:
 
 def _trial(seed: int, names: tuple[str, ...]) -> Outcome:
     rng = random.Random(seed)
-    model = RandomModel(rng, list(names)).to(rng.choice([torch.float32, torch.float32, torch.float64]))
-    options = {"mask": rng.random() < 0.3, "weight": rng.random() < 0.3, "rows": rng.choice([1, 4, 16])}
-    plugin = tl.attach(model, dict.fromkeys(FIELDS, WIDTH), at="join", side="output", warmup=rng.choice([1, 100]))
+    model = RandomModel(rng, list(names)).to(
+        rng.choice([torch.float32, torch.float32, torch.float64])
+    )
+    options = {
+        "mask": rng.random() < 0.3,
+        "weight": rng.random() < 0.3,
+        "rows": rng.choice([1, 4, 16]),
+    }
+    plugin = tl.attach(
+        model, dict.fromkeys(FIELDS, WIDTH), at="join", side="output", warmup=rng.choice([1, 100])
+    )
     if "hook behind the gates" in names:
         model.join.register_forward_hook(double)
     for step in range(3):
@@ -105,11 +113,15 @@ def _trial(seed: int, names: tuple[str, ...]) -> Outcome:
             detail = f"with {options}, then {changes}, the pruned model raised {type(problem).__name__}: {problem}"
             return Outcome("crash", seed, names, detail, raised)
         elif problem:
-            return Outcome("inexact", seed, names, f"{kind}, with {options}, then {changes}: {problem}", raised)
+            return Outcome(
+                "inexact", seed, names, f"{kind}, with {options}, then {changes}: {problem}", raised
+            )
     return Outcome(kind, seed, names, str(tl.plan_of(small)), raised)
 
 
-def _compare(plugin: Any, selection: Any, small: nn.Module, call: tuple[Any, ...]) -> str | Exception:
+def _compare(
+    plugin: Any, selection: Any, small: nn.Module, call: tuple[Any, ...]
+) -> str | Exception:
     """Say what is not equal; return the error, if the pruned model raises one."""
     model = plugin.model.eval()
     model.zero_grad()
@@ -140,7 +152,9 @@ def _numbers(output: Any) -> list[Tensor]:
 
 def _backward(outputs: list[Tensor]) -> None:
     real = [output for output in outputs if output.is_floating_point()]
-    torch.stack([(output * torch.arange(1.0, len(output) + 1).to(output)[:, None]).sum() for output in real]).sum().backward()
+    torch.stack(
+        [(output * torch.arange(1.0, len(output) + 1).to(output)[:, None]).sum() for output in real]
+    ).sum().backward()
 
 
 def _is_close(one: Tensor, other: Tensor) -> bool:
@@ -161,7 +175,9 @@ def _compare_gradients(model: nn.Module, small: nn.Module) -> str:
         if old is None or old.shape != parameter.shape or old.grad is None:
             continue
         found = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
-        trained = found != 0  # what only weighs dropped fields is folded into a bias, and trained there
+        trained = (
+            found != 0
+        )  # what only weighs dropped fields is folded into a bias, and trained there
         lost = bool(old.grad.any()) and not bool(trained.any())
         if lost or float((found - old.grad)[trained].norm()) > 1e-3 * float(old.grad.norm()):
             return f"the gradient of {name} differs"

@@ -5,12 +5,16 @@ import torch
 import torchleap as tl
 from tests.architectures import FIELDS
 from tests.surgery.test_prune import COLUMNS, assert_exact, prepared
-from torchleap.finetuning import plan_of
-from torchleap.surgery.plan import Surgery
+from torchleap.surgery.plan import Surgery, plan_of
 
 
 def columns(rows=32, seed=0):
-    return torch.randn(rows, COLUMNS, generator=torch.Generator().manual_seed(seed), dtype=torch.float64) + 0.3
+    return (
+        torch.randn(
+            rows, COLUMNS, generator=torch.Generator().manual_seed(seed), dtype=torch.float64
+        )
+        + 0.3
+    )
 
 
 def trained(model, fields=None, make=columns, spread=None, **settings):

@@ -10,7 +10,14 @@ ROOT = Path(__file__).parents[2]
 
 
 def torchrun(script, *arguments, timeout=240):
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", str(ROOT / script)]
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node=2",
+        str(ROOT / script),
+    ]
     process = subprocess.Popen(
         [*command, *map(str, arguments)],
         stdout=subprocess.PIPE,

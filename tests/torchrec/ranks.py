@@ -19,7 +19,12 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor
 from torchrec.distributed import DistributedModelParallel
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
-from torchrec.distributed.sharding_plan import column_wise, construct_module_sharding_plan, data_parallel, table_wise
+from torchrec.distributed.sharding_plan import (
+    column_wise,
+    construct_module_sharding_plan,
+    data_parallel,
+    table_wise,
+)
 from torchrec.distributed.train_pipeline import TrainPipelineSparseDist
 from torchrec.distributed.types import ShardingEnv, ShardingPlan
 from torchrec.models.dlrm import DLRM
@@ -42,7 +47,12 @@ WAYS = {
 
 
 def collection(device="cpu"):
-    tables = [EmbeddingBagConfig(name=f"t{i}", embedding_dim=8, num_embeddings=30, feature_names=[f"f{i}"]) for i in range(4)]
+    tables = [
+        EmbeddingBagConfig(
+            name=f"t{i}", embedding_dim=8, num_embeddings=30, feature_names=[f"f{i}"]
+        )
+        for i in range(4)
+    ]
     return EmbeddingBagCollection(tables=tables, device=torch.device(device))
 
 
@@ -71,10 +81,10 @@ class TwoPieces(nn.Module):
         return self.over(self.tables(sparse))
 
 
-def draw(dice, rows=16):
-    lengths = torch.randint(0, 4, (4 * rows,), generator=dice)
-    ids = torch.randint(0, 30, (int(lengths.sum()),), generator=dice)
-    dense = torch.randn(rows, 3, generator=dice)
+def draw(rng, rows=16):
+    lengths = torch.randint(0, 4, (4 * rows,), generator=rng)
+    ids = torch.randint(0, 30, (int(lengths.sum()),), generator=rng)
+    dense = torch.randn(rows, 3, generator=rng)
     return dense, KeyedJaggedTensor(keys=FEATURES, values=ids, lengths=lengths)
 
 
@@ -89,17 +99,20 @@ def shard(model, ways, at=TABLES, **settings):
         device_type="cpu",
     )
     env = ShardingEnv.from_process_group(dist.group.WORLD)
-    return DistributedModelParallel(model, env=env, device=CPU, plan=ShardingPlan({at: plan}), sharders=[sharder], **settings)
+    return DistributedModelParallel(
+        model, env=env, device=CPU, plan=ShardingPlan({at: plan}), sharders=[sharder], **settings
+    )
 
 
 def train(sharded, plugin, steps=6):
     rest = KeyedOptimizerWrapper(
-        dict(in_backward_optimizer_filter(sharded.named_parameters())), lambda group: torch.optim.Adam(group, lr=1e-2)
+        dict(in_backward_optimizer_filter(sharded.named_parameters())),
+        lambda group: torch.optim.Adam(group, lr=1e-2),
     )
     optimizer = CombinedOptimizer([sharded.fused_optimizer, rest])
-    dice = torch.Generator().manual_seed(dist.get_rank())
+    rng = torch.Generator().manual_seed(dist.get_rank())
     for _ in range(steps):
-        dense, sparse = draw(dice)
+        dense, sparse = draw(rng)
         optimizer.zero_grad()
         loss = binary_cross_entropy_with_logits(sharded(dense, sparse), (dense[:, :1] > 0).float())
         (loss + plugin.penalty()).backward()
@@ -132,12 +145,18 @@ def scatter(sharded, weights):
 
 
 def moved(before, after):
-    return {name: float((before[name] - after[name]).abs().max()) for name in before if "embedding_bags" in name}
+    return {
+        name: float((before[name] - after[name]).abs().max())
+        for name in before
+        if "embedding_bags" in name
+    }
 
 
 def scenario_sharded(ways, device="cpu"):
     model = build(device)
-    apply_optimizer_in_backward(torch.optim.SGD, model.get_submodule(TABLES).parameters(), {"lr": 1.0})
+    apply_optimizer_in_backward(
+        torch.optim.SGD, model.get_submodule(TABLES).parameters(), {"lr": 1.0}
+    )
     plugin = tl.attach(model, at=TABLES, side="output", alpha=1e-2)
     sharded = shard(model, ways)
     seen = {"kind": type(model.get_submodule(TABLES)).__name__}
@@ -155,7 +174,9 @@ def scenario_sharded(ways, device="cpu"):
     seen["tables moved by held-out rows"] = max(moved(trained, gathered(sharded)).values())
     seen["gates moved by held-out rows"] = not torch.equal(theta, plugin.gates.theta)
     with torch.no_grad():
-        plugin.gates.theta.copy_(torch.tensor([-0.5, 0.6, 0.1, -0.2]))  # all gates differ, so that a mix-up shows
+        plugin.gates.theta.copy_(
+            torch.tensor([-0.5, 0.6, 0.1, -0.2])
+        )  # all gates differ, so that a mix-up shows
     dense, sparse = draw(torch.Generator().manual_seed(99))
     sharded.eval()
     with torch.no_grad():
@@ -170,7 +191,9 @@ def scenario_sharded(ways, device="cpu"):
     selection = other.select()
     small = other.prune(selection, example=(dense, sparse)).eval()
     with other.masked(selection), torch.no_grad():
-        seen["pruned differs from masked"] = float((small(dense, sparse) - plain(dense, sparse)).abs().max())
+        seen["pruned differs from masked"] = float(
+            (small(dense, sparse) - plain(dense, sparse)).abs().max()
+        )
     seen["kept"] = list(selection.kept)
     seen["tables"] = [config.name for config in small.get_submodule(TABLES).embedding_bag_configs()]
     expected = small(dense, sparse)
@@ -249,7 +272,9 @@ class Task(nn.Module):
 
     def forward(self, batch):
         logits = self.dlrm(batch.dense, batch.sparse)
-        return binary_cross_entropy_with_logits(logits, (batch.dense[:, :1] > 0).float()), logits.detach()
+        return binary_cross_entropy_with_logits(
+            logits, (batch.dense[:, :1] > 0).float()
+        ), logits.detach()
 
 
 def scenario_pipeline():
@@ -260,8 +285,8 @@ def scenario_pipeline():
     rest = dict(in_backward_optimizer_filter(sharded.named_parameters()))
     optimizer = KeyedOptimizerWrapper(rest, lambda group: torch.optim.Adam(group, lr=1e-2))
     pipeline = TrainPipelineSparseDist(sharded, optimizer, CPU)
-    dice = torch.Generator().manual_seed(dist.get_rank())
-    batches = iter([Batch(*draw(dice)) for _ in range(6)])
+    rng = torch.Generator().manual_seed(dist.get_rank())
+    batches = iter([Batch(*draw(rng)) for _ in range(6)])
     with suppress(StopIteration):
         while True:
             pipeline.progress(batches)

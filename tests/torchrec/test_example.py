@@ -20,8 +20,12 @@ def test_a_sharded_dlrm_loses_the_tables_of_its_useless_features():
 
 def test_the_code_in_the_documentation_runs():
     namespace = {}
-    for code in re.findall(r"```python\n(.*?)```", (ROOT / "docs/torchrec.md").read_text(), flags=re.DOTALL):
+    for code in re.findall(
+        r"```python\n(.*?)```", (ROOT / "docs/torchrec.md").read_text(), flags=re.DOTALL
+    ):
         exec(compile(code, "docs/torchrec.md", "exec"), namespace)
     left = namespace["small"].sparse_arch.embedding_bag_collection.embedding_bag_configs()
-    assert [config.feature_names for config in left] == [[name] for name in namespace["selection"].kept]
+    assert [config.feature_names for config in left] == [
+        [name] for name in namespace["selection"].kept
+    ]
     assert len(left) == 2

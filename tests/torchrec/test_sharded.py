@@ -24,7 +24,9 @@ KEYS = {
 
 
 @pytest.mark.parametrize("scenario", KEYS)
-def test_gates_that_were_attached_before_sharding_learn_alike_and_stay_with_their_names(scenario, tmp_path):
+def test_gates_that_were_attached_before_sharding_learn_alike_and_stay_with_their_names(
+    scenario, tmp_path
+):
     first, second = seen_by_ranks(scenario, tmp_path)
     assert first["kind"] == "ShardedEmbeddingBagCollection"
     assert first["steps"] == [6] * 4

@@ -1,4 +1,4 @@
-"""The real classes of TorchRec in one process; tests/test_keyed.py has more, with stand-ins."""
+"""The real classes of TorchRec in one process; tests/distributed/test_torchrec.py has more, with stand-ins."""
 
 import copy
 
@@ -14,15 +14,20 @@ from torchrec.distributed.types import LazyNoWait  # noqa: E402
 from torchrec.models.dlrm import DLRM, DLRM_DCN, DLRM_Projection  # noqa: E402
 from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizerWrapper  # noqa: E402
 
-from torchleap import keyed  # noqa: E402
+from torchleap.distributed import torchrec as keyed  # noqa: E402
 
 FEATURES = ["a", "b", "c", "d", "e"]
 TABLES = "sparse_arch.embedding_bag_collection"
 
 
 def configs(width=4):
-    shared = EmbeddingBagConfig(name="shared", embedding_dim=width, num_embeddings=20, feature_names=["a", "b"])
-    own = [EmbeddingBagConfig(name=f"t{n}", embedding_dim=width, num_embeddings=20, feature_names=[n]) for n in FEATURES[2:]]
+    shared = EmbeddingBagConfig(
+        name="shared", embedding_dim=width, num_embeddings=20, feature_names=["a", "b"]
+    )
+    own = [
+        EmbeddingBagConfig(name=f"t{n}", embedding_dim=width, num_embeddings=20, feature_names=[n])
+        for n in FEATURES[2:]
+    ]
     return [shared, *own]
 
 
@@ -30,11 +35,18 @@ def jagged(rows, features=tuple(FEATURES), weighted=False):
     lengths = torch.randint(0, 4, (len(features) * rows,))
     total = int(lengths.sum())
     weights = torch.rand(total) if weighted else None
-    return KeyedJaggedTensor(keys=list(features), values=torch.randint(0, 20, (total,)), lengths=lengths, weights=weights)
+    return KeyedJaggedTensor(
+        keys=list(features), values=torch.randint(0, 20, (total,)), lengths=lengths, weights=weights
+    )
 
 
 def dlrm():
-    return DLRM(EmbeddingBagCollection(tables=configs()), 3, dense_arch_layer_sizes=[8, 4], over_arch_layer_sizes=[8, 1])
+    return DLRM(
+        EmbeddingBagCollection(tables=configs()),
+        3,
+        dense_arch_layer_sizes=[8, 4],
+        over_arch_layer_sizes=[8, 1],
+    )
 
 
 def dcn():
@@ -44,7 +56,14 @@ def dcn():
 
 def projection():
     tables = EmbeddingBagCollection(tables=configs())
-    return DLRM_Projection(tables, 3, [8, 4], [8, 1], interaction_branch1_layer_sizes=[8], interaction_branch2_layer_sizes=[12])
+    return DLRM_Projection(
+        tables,
+        3,
+        [8, 4],
+        [8, 1],
+        interaction_branch1_layer_sizes=[8],
+        interaction_branch2_layer_sizes=[12],
+    )
 
 
 def trained(model, plugin, draw):
@@ -77,21 +96,31 @@ def test_stand_ins_and_real_classes_are_known_by_the_same_marks():
     assert keyed.is_keyed(value)
     assert not keyed.is_jagged(value)
     assert keyed.is_awaitable(LazyNoWait(value))
-    assert not any(is_a(torch.zeros(2)) for is_a in (keyed.is_keyed, keyed.is_jagged, keyed.is_awaitable))
+    assert not any(
+        is_a(torch.zeros(2)) for is_a in (keyed.is_keyed, keyed.is_jagged, keyed.is_awaitable)
+    )
     assert [bag.name for bag in keyed.bags_of(tables.embedding_bag_configs())] == value.keys()
 
 
 def test_names_of_features_of_several_tables_are_torchrecs():
-    tables = [EmbeddingBagConfig(name=n, embedding_dim=4, num_embeddings=20, feature_names=["x", n]) for n in ("s", "t")]
+    tables = [
+        EmbeddingBagConfig(name=n, embedding_dim=4, num_embeddings=20, feature_names=["x", n])
+        for n in ("s", "t")
+    ]
     value = EmbeddingBagCollection(tables=tables)(jagged(2, ("x", "s", "t")))
     assert [bag.name for bag in keyed.bags_of(tables)] == value.keys() == ["x@s", "s", "x@t", "t"]
 
 
 @pytest.mark.parametrize("weighted", [False, True])
 def test_rows_of_a_jagged_batch_are_looked_up_as_before(weighted):
-    tables, whole = EmbeddingBagCollection(tables=configs(), is_weighted=weighted), jagged(9, weighted=weighted)
+    tables, whole = (
+        EmbeddingBagCollection(tables=configs(), is_weighted=weighted),
+        jagged(9, weighted=weighted),
+    )
     chosen = torch.tensor([3, 3, 8, 0])
-    assert torch.equal(tables(keyed.take_rows(whole, chosen)).values(), tables(whole).values()[chosen])
+    assert torch.equal(
+        tables(keyed.take_rows(whole, chosen)).values(), tables(whole).values()[chosen]
+    )
 
 
 def test_a_bare_collection_returns_a_keyed_tensor_by_name_in_any_order():
@@ -138,10 +167,17 @@ def test_pruned_models_equal_the_masked_ones_without_the_tables(build):
     assert same_as_masked(model, plugin, selection, small, batch(13))
     assert selection.dropped == ("b", "d")
     left = small.get_submodule(TABLES).embedding_bag_configs()
-    assert {config.name: config.feature_names for config in left} == {"shared": ["a"], "tc": ["c"], "te": ["e"]}
+    assert {config.name: config.feature_names for config in left} == {
+        "shared": ["a"],
+        "tc": ["c"],
+        "te": ["e"],
+    }
     assert list(small.get_submodule(TABLES).embedding_bags) == ["shared", "tc", "te"]
     assert type(small.get_submodule(TABLES)) is EmbeddingBagCollection
-    assert [str(unread) for unread in plan.unread] == ["sparse_features['b']", "sparse_features['d']"]
+    assert [str(unread) for unread in plan.unread] == [
+        "sparse_features['b']",
+        "sparse_features['d']",
+    ]
     dense, _ = batch(5)
     assert small(dense, jagged(5, selection.kept)).shape == (5, 1)
     assert torch.equal(copy.deepcopy(small)(*(again := batch(4))), small(*again))
@@ -154,7 +190,9 @@ def test_interactions_of_two_dropped_fields_leave_the_over_arch_of_a_dlrm():
     before = model.over_arch.model[0]._mlp[0]._linear.in_features
     assert plugin.prune(selection).over_arch.model[0]._mlp[0]._linear.in_features == before - 1
     zeros = plugin.prune(selection, fill="zero")
-    assert zeros.over_arch.model[0]._mlp[0]._linear.in_features == before - 9  # 4 pairs with others each, and their own
+    assert (
+        zeros.over_arch.model[0]._mlp[0]._linear.in_features == before - 9
+    )  # 4 pairs with others each, and their own
 
 
 @pytest.mark.parametrize("weighted", [False, True])
@@ -165,7 +203,10 @@ def test_weighted_collections_and_mean_pooling_are_pruned(weighted):
             tables = configs()
             if not weighted:
                 tables[2].pooling = torchrec.PoolingType.MEAN
-            self.tables, self.over = EmbeddingBagCollection(tables=tables, is_weighted=weighted), nn.Linear(20, 1)
+            self.tables, self.over = (
+                EmbeddingBagCollection(tables=tables, is_weighted=weighted),
+                nn.Linear(20, 1),
+            )
 
         def forward(self, sparse):
             return self.over(KeyedTensor.regroup([self.tables(sparse)], [FEATURES])[0])
@@ -186,7 +227,8 @@ def test_gates_do_not_decay_in_torchrecs_optimizers():
     model = dlrm()
     plugin = tl.attach(model, at=TABLES, side="output")
     inner = KeyedOptimizerWrapper(
-        dict(model.named_parameters()), lambda group: torch.optim.AdamW(group, lr=0.1, weight_decay=0.5)
+        dict(model.named_parameters()),
+        lambda group: torch.optim.AdamW(group, lr=0.1, weight_decay=0.5),
     )
     model(*batch(4)).sum().backward()
     plugin.gates.theta.grad.zero_()

@@ -1,9 +1,9 @@
 """The benchmark: methods compared under one protocol, with a store of finished trials; the paper's three tables."""
 
 from .grid import Grid
-from .recording import record_of
+from .record import record_of
 from .roi import Prunings, Roi, roi
-from .running import Runner, Standing, cores
+from .run import Runner, Standing, cores
 from .search_retrain import SearchRetrain, search_retrain
 from .sets import DataSet, Recipe, file_recipe, industrial_recipe
 from .stepwise import Stepwise, stepwise

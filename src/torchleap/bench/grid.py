@@ -5,17 +5,28 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
-from ..errors import TorchleapError, is_number, is_whole, nearest, refuse_settings
+from .._common.checks import is_number, is_whole, refuse_settings, with_settings
+from .._common.errors import TorchleapError, nearest
+from .._common.plain import read_toml
 from ..methods import METHODS, Method, Permutation
 from ..methods import named as method_named
 from ..models import MODELS, Backbone, benchmark
-from ..settings import with_settings
-from ..text import read_toml
-from ..train import Training
+from ..training.fit import Training
 from . import sets
 from .sets import DataSet, Recipe
 
-PUBLISHED = ("none", "lasso", "xgboost", "forest", "shark", "lpfs", "sfs", "autofield", "leap_base", "leap")  # the paper's rows
+PUBLISHED = (
+    "none",
+    "lasso",
+    "xgboost",
+    "forest",
+    "shark",
+    "lpfs",
+    "sfs",
+    "autofield",
+    "leap_base",
+    "leap",
+)  # the paper's rows
 ALSO: dict[str, Method] = {
     "permutation_sample": Permutation(share=0.1)
 }  # of the validation rows: 1 % of all, as the paper has it
@@ -45,15 +56,22 @@ class Grid:
 
     def __post_init__(self) -> None:
         whole = {"search_seeds": self.search_seeds, "retrain_seeds": self.retrain_seeds}
-        rules = {f"{n} must be a whole number of at least 1, but is {v!r}": is_whole(v) and v >= 1 for n, v in whole.items()}
+        rules = {
+            f"{n} must be a whole number of at least 1, but is {v!r}": is_whole(v) and v >= 1
+            for n, v in whole.items()
+        }
         for share in self.shares:
-            rules[f"a share must be above 0 and up to 1, but is {share!r}"] = is_number(share) and 0 < share <= 1
+            rules[f"a share must be above 0 and up to 1, but is {share!r}"] = (
+                is_number(share) and 0 < share <= 1
+            )
         for name in ("data", "methods", "models", "shares"):
             rules[f"expected at least one of {name}, but found none"] = bool(getattr(self, name))
-        rules["expected a name for each data set, but found one twice"] = len({r.name for r in self.data}) == len(self.data)
-        rules["the seeds of trainings are counted by search_seeds and retrain_seeds: leave out seed"] = (
-            "seed" not in self.training
-        )
+        rules["expected a name for each data set, but found one twice"] = len(
+            {r.name for r in self.data}
+        ) == len(self.data)
+        rules[
+            "the seeds of trainings are counted by search_seeds and retrain_seeds: leave out seed"
+        ] = "seed" not in self.training
         refuse_settings(rules)
         self.training_for(None, 0)
 
@@ -81,16 +99,26 @@ class Grid:
         for key in content:
             if key not in known:
                 raise TorchleapError(f"{path} has an unknown key {key!r}. {nearest(key, known)}")
-        own = {name: _tables(path, name, content.pop(name, {})) for name in ("set", "method", "model")}
+        own = {
+            name: _tables(path, name, content.pop(name, {})) for name in ("set", "method", "model")
+        }
         training = _tables(path, "training", {"training": content.pop("training", {})})["training"]
         lists = ("data", "methods", "models", "shares")
-        given: dict[str, Any] = {key: _listed(path, key, value) if key in lists else value for key, value in content.items()}
+        given: dict[str, Any] = {
+            key: _listed(path, key, value) if key in lists else value
+            for key, value in content.items()
+        }
         data, methods, models = (given.pop(name, None) for name in ("data", "methods", "models"))
         own_data = {name: sets.described(name, table) for name, table in own["set"].items()}
         named = [own_data.get(word, word) for word in data or ()]
         unnamed = [recipe for recipe in own_data.values() if recipe not in named]
-        own_methods = {name: method_named(*_named(name, table)) for name, table in own["method"].items()}
-        own_models = {name: with_settings(benchmark(kind), table) for name, (kind, table) in _all_named(own["model"])}
+        own_methods = {
+            name: method_named(*_named(name, table)) for name, table in own["method"].items()
+        }
+        own_models = {
+            name: with_settings(benchmark(kind), table)
+            for name, (kind, table) in _all_named(own["model"])
+        }
         return cls(
             data=_recipes([*named, *unnamed]),
             methods={**_methods(methods or (() if own_methods else "all")), **own_methods},
@@ -101,7 +129,14 @@ class Grid:
 
     def training_for(self, data: DataSet | None, seed: int) -> Training:
         """The settings of a training on a data set; GAUC chooses the best weights where rows have groups."""
-        usual = {} if data is None else {"batch": data.batch, "metric": "auc" if data.task.roles.get("group") is None else "gauc"}
+        usual = (
+            {}
+            if data is None
+            else {
+                "batch": data.batch,
+                "metric": "auc" if data.task.roles.get("group") is None else "gauc",
+            }
+        )
         return replace(with_settings(Training(), {**usual, **self.training}), seed=seed)
 
     @property
@@ -111,12 +146,15 @@ class Grid:
 
 
 def _recipes(data: Iterable[str | Recipe]) -> tuple[Recipe, ...]:
-    return tuple(found for one in data for found in ([one] if isinstance(one, Recipe) else sets.named(one)))
+    return tuple(
+        found for one in data for found in ([one] if isinstance(one, Recipe) else sets.named(one))
+    )
 
 
 def _methods(given: str | Sequence[str]) -> dict[str, Method]:
     return {
-        name: ALSO.get(name) or method_named(name) for name in _words(given, {"all": list(METHODS), "paper": list(PUBLISHED)})
+        name: ALSO.get(name) or method_named(name)
+        for name in _words(given, {"all": list(METHODS), "paper": list(PUBLISHED)})
     }
 
 
@@ -130,7 +168,9 @@ def _words(given: str | Sequence[str], groups: Mapping[str, list[str]]) -> list[
 
 
 def _tables(path: str | os.PathLike[str], name: str, content: Any) -> dict[str, dict[str, Any]]:
-    if not isinstance(content, Mapping) or not all(isinstance(table, Mapping) for table in content.values()):
+    if not isinstance(content, Mapping) or not all(
+        isinstance(table, Mapping) for table in content.values()
+    ):
         wanted = "a table [training]" if name == "training" else f"tables [{name}.SOME_NAME]"
         raise TorchleapError(f"{path}: expected {wanted}, but found {name} = {content!r}.")
     return {key: {k: _value(v) for k, v in table.items()} for key, table in content.items()}
@@ -138,10 +178,15 @@ def _tables(path: str | os.PathLike[str], name: str, content: Any) -> dict[str, 
 
 def _listed(path: str | os.PathLike[str], key: str, value: Any) -> tuple[Any, ...]:
     """The words or numbers of a list; a word may stand alone."""
-    words, kind = [value] if isinstance(value, str) else value, (int, float) if key == "shares" else str
+    words, kind = (
+        [value] if isinstance(value, str) else value,
+        (int, float) if key == "shares" else str,
+    )
     if not isinstance(words, list) or not all(isinstance(word, kind) for word in words):
         wanted = "numbers" if key == "shares" else "names"
-        raise TorchleapError(f"{path}: expected a list of {wanted}, {key} = [...], but found {key} = {value!r}.")
+        raise TorchleapError(
+            f"{path}: expected a list of {wanted}, {key} = [...], but found {key} = {value!r}."
+        )
     return tuple(words)
 
 
@@ -156,5 +201,7 @@ def _named(name: str, table: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
     return str(settings.pop("is", name)), settings
 
 
-def _all_named(tables: Mapping[str, Mapping[str, Any]]) -> list[tuple[str, tuple[str, dict[str, Any]]]]:
+def _all_named(
+    tables: Mapping[str, Mapping[str, Any]],
+) -> list[tuple[str, tuple[str, dict[str, Any]]]]:
     return [(name, _named(name, table)) for name, table in tables.items()]

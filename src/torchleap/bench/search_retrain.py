@@ -5,12 +5,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ..methods import LeAP
-from ..metrics import s_auc
+from .._common.text import plural
+from ..methods import LeAPMethod
+from ..objectives import s_auc
 from ..selection import select
-from ..text import plural
 from .grid import REFERENCE, Grid
-from .running import Runner
+from .run import Runner
 from .sets import DataSet
 from .statistics import Comparison, Mean, Sample, compare, f1, mean_of, mean_ranks
 from .tables import Table, interval_text
@@ -28,18 +28,29 @@ class SearchRetrain:
     grid: Grid
     data: Mapping[str, DataSet]
     metrics: Mapping[Place, Mapping[str, Mapping[Pair, Sample]]]
-    searches: Mapping[tuple[str, str, str], Mapping[int, dict[str, Any]]]  # data set, backbone, method: the results by seed
+    searches: Mapping[
+        tuple[str, str, str], Mapping[int, dict[str, Any]]
+    ]  # data set, backbone, method: the results by seed
 
-    def samples(self, data: str, model: str, share: float, metric: str) -> dict[str, Mapping[Pair, Sample]]:
+    def samples(
+        self, data: str, model: str, share: float, metric: str
+    ) -> dict[str, Mapping[Pair, Sample]]:
         """By method, where the data set has the metric."""
-        found = {method: self.metrics.get((data, model, share, method), {}) for method in self.grid.methods}
+        found = {
+            method: self.metrics.get((data, model, share, method), {})
+            for method in self.grid.methods
+        }
         return {method: own[metric] for method, own in found.items() if own.get(metric)}
 
     def tables(self) -> list[Table]:
         """For each backbone and share one of AUC with the paper's summary; then the other metrics, the truth and the costs."""
         shares = [(model, share) for model in self.grid.models for share in self.grid.shares]
         metrics = [self._metric_table(model, share, "auc") for model, share in shares]
-        others = [self._metric_table(model, share, metric) for metric in ("gauc", "log_loss") for model, share in shares]
+        others = [
+            self._metric_table(model, share, metric)
+            for metric in ("gauc", "log_loss")
+            for model, share in shares
+        ]
         truth = [self._truth_table(model) for model in self.grid.models]
         costs = [self._cost_table(model) for model in self.grid.models]
         return [table for table in (*metrics, *others, *truth, *costs) if table is not None]
@@ -49,9 +60,19 @@ class SearchRetrain:
         columns = {data: own for data, own in columns.items() if own}
         if not columns:
             return None
-        means = {data: {method: mean_of(list(own.values())) for method, own in found.items()} for data, found in columns.items()}
-        marks = {data: _compared(found, self.grid.leap, rising=metric != "log_loss") for data, found in columns.items()}
-        everywhere = [method for method in self.grid.methods if all(method in found for found in means.values())]
+        means = {
+            data: {method: mean_of(list(own.values())) for method, own in found.items()}
+            for data, found in columns.items()
+        }
+        marks = {
+            data: _compared(found, self.grid.leap, rising=metric != "log_loss")
+            for data, found in columns.items()
+        }
+        everywhere = [
+            method
+            for method in self.grid.methods
+            if all(method in found for found in means.values())
+        ]
         summary = _summary({m: {d: means[d][m].value for d in means} for m in everywhere}, metric)
         rows = [
             (
@@ -61,10 +82,12 @@ class SearchRetrain:
             )
             for method in self.grid.methods
         ]
-        title = (
-            f"Test {metric.replace('_', ' ').upper().replace('LOG LOSS', 'log loss')}, {share:.0%} of the fields kept, {model}"
-        )
-        extra = {"auc": ("S_AUC", "mean rank"), "gauc": ("S_GAUC", "mean rank"), "log_loss": ("mean log loss", "mean rank")}
+        title = f"Test {metric.replace('_', ' ').upper().replace('LOG LOSS', 'log loss')}, {share:.0%} of the fields kept, {model}"
+        extra = {
+            "auc": ("S_AUC", "mean rank"),
+            "gauc": ("S_GAUC", "mean rank"),
+            "log_loss": ("mean log loss", "mean rank"),
+        }
         return Table(title, ("method", *means, *extra[metric]), tuple(rows), self._notes())
 
     def _notes(self) -> tuple[str, ...]:
@@ -93,14 +116,28 @@ class SearchRetrain:
                 for data in known
                 for seed, result in self.searches.get((data.name, model, method), {}).items()
             }
-            best[method] = {pair: Sample(f"{method} {pair}", of_best) for pair, (of_best, _) in found.items()}
-            opened[method] = [Sample(f"{method} {pair}", of_open) for pair, (_, of_open) in found.items()]
-        marks = _compared({method: own for method, own in best.items() if own}, self.grid.leap, rising=True)
+            best[method] = {
+                pair: Sample(f"{method} {pair}", of_best) for pair, (of_best, _) in found.items()
+            }
+            opened[method] = [
+                Sample(f"{method} {pair}", of_open) for pair, (_, of_open) in found.items()
+            ]
+        marks = _compared(
+            {method: own for method, own in best.items() if own}, self.grid.leap, rising=True
+        )
         rows = []
         for method, own in best.items():
-            gated = isinstance(self.grid.methods[method], LeAP)
+            gated = isinstance(self.grid.methods[method], LeAPMethod)
             cells = (list(own.values()), marks.get(method)), (opened[method] if gated else [], None)
-            rows.append((method, *(_cell(mean_of(samples), mark) if samples else None for samples, mark in cells)))
+            rows.append(
+                (
+                    method,
+                    *(
+                        _cell(mean_of(samples), mark) if samples else None
+                        for samples, mark in cells
+                    ),
+                )
+            )
         title = f"F1 on useful fields, {plural(len(known), 'data set')} of which the truth is known, {model}"
         notes = (
             "Best: of as many fields as are useful, by score. Open: of the fields whose gate is above 0.5.",
@@ -112,10 +149,18 @@ class SearchRetrain:
     def _cost_table(self, model: str) -> Table:
         rows = []
         for method in self._searched():
-            found = [[r["seconds"] for r in self.searches.get((data, model, method), {}).values()] for data in self.data]
+            found = [
+                [r["seconds"] for r in self.searches.get((data, model, method), {}).values()]
+                for data in self.data
+            ]
             cells = [f"{sum(own) / len(own):.1f}" if own else None for own in found]
             rows.append((method, *cells))
-        return Table(f"Seconds of a search, {model}", ("method", *self.data), tuple(rows), ("Mean over the seeds.",))
+        return Table(
+            f"Seconds of a search, {model}",
+            ("method", *self.data),
+            tuple(rows),
+            ("Mean over the seeds.",),
+        )
 
 
 def search_retrain(grid: Grid, runner: Runner) -> SearchRetrain:
@@ -139,29 +184,44 @@ def search_retrain(grid: Grid, runner: Runner) -> SearchRetrain:
     return SearchRetrain(grid, data, metrics, by_method)
 
 
-def _searches(grid: Grid, data: Mapping[str, DataSet]) -> Iterator[tuple[tuple[str, str, str, int], SearchTrial]]:
+def _searches(
+    grid: Grid, data: Mapping[str, DataSet]
+) -> Iterator[tuple[tuple[str, str, str, int], SearchTrial]]:
     for recipe in grid.data:
         for model, backbone in grid.models.items():
             for name, method in grid.methods.items():
                 for seed in range(grid.search_seeds if name != REFERENCE else 0):
                     training = grid.training_for(data[recipe.name], seed)
-                    yield (recipe.name, model, name, seed), SearchTrial(recipe, backbone, training, method)
+                    yield (
+                        (recipe.name, model, name, seed),
+                        SearchTrial(recipe, backbone, training, method),
+                    )
 
 
 def _retrains(
-    grid: Grid, data: Mapping[str, DataSet], found: Mapping[tuple[str, str, str, int], Mapping[str, Any] | None]
+    grid: Grid,
+    data: Mapping[str, DataSet],
+    found: Mapping[tuple[str, str, str, int], Mapping[str, Any] | None],
 ) -> Iterator[tuple[tuple[Place, Pair], RetrainTrial]]:
     for recipe in grid.data:
         own = data[recipe.name]
         for model, backbone in grid.models.items():
             for share in grid.shares:
                 for name in grid.methods:
-                    for pair in ((s, r) for s in range(grid.search_seeds) for r in range(grid.retrain_seeds)):
+                    for pair in (
+                        (s, r) for s in range(grid.search_seeds) for r in range(grid.retrain_seeds)
+                    ):
                         result = found.get((recipe.name, model, name, pair[0]))
                         if name != REFERENCE and result is None:
                             continue  # the search failed
-                        kept = None if result is None or share == 1 else kept_by(own, result["scores"], share)
-                        trial = RetrainTrial(recipe, backbone, grid.training_for(own, pair[1]), kept)
+                        kept = (
+                            None
+                            if result is None or share == 1
+                            else kept_by(own, result["scores"], share)
+                        )
+                        trial = RetrainTrial(
+                            recipe, backbone, grid.training_for(own, pair[1]), kept
+                        )
                         yield ((recipe.name, model, share, name), pair), trial
 
 
@@ -170,7 +230,9 @@ def kept_by(data: DataSet, scores: Mapping[str, float], share: float) -> tuple[s
     return select(data.task.fields, scores, share=share).kept
 
 
-def truth_found(data: DataSet, scores: Mapping[str, float], threshold: float = 0.5) -> tuple[float, float]:
+def truth_found(
+    data: DataSet, scores: Mapping[str, float], threshold: float = 0.5
+) -> tuple[float, float]:
     """F1 of the best fields, as many as are useful, and of those that score above the threshold.
 
     A field and its copies count as one, with the best of their scores: to keep either is right.
@@ -179,17 +241,27 @@ def truth_found(data: DataSet, scores: Mapping[str, float], threshold: float = 0
     for name, score in scores.items():
         leader = data.source.get(name, name)
         teams[leader] = max(score, teams.get(leader, score))
-    ordered = sorted(teams, key=lambda name: (-teams[name], name in set(data.useful)))  # among equals the useless first
-    best, opened = ordered[: len(data.useful)], [name for name in ordered if teams[name] > threshold]
+    ordered = sorted(
+        teams, key=lambda name: (-teams[name], name in set(data.useful))
+    )  # among equals the useless first
+    best, opened = (
+        ordered[: len(data.useful)],
+        [name for name in ordered if teams[name] > threshold],
+    )
     return f1(best, data.useful), f1(opened, data.useful)
 
 
-def _compared(samples: Mapping[str, Mapping[Any, Sample]], leap: str, *, rising: bool) -> dict[str, Comparison]:
+def _compared(
+    samples: Mapping[str, Mapping[Any, Sample]], leap: str, *, rising: bool
+) -> dict[str, Comparison]:
     """Each method against LeAP on the seeds that both have; where lower is better, signs are turned."""
     if leap not in samples:
         return {}
     shared = {m: own for m, own in samples.items() if own.keys() & samples[leap].keys()}
-    turned = {m: {k: Sample(s.run, s.value if rising else -s.value) for k, s in own.items()} for m, own in shared.items()}
+    turned = {
+        m: {k: Sample(s.run, s.value if rising else -s.value) for k, s in own.items()}
+        for m, own in shared.items()
+    }
     return compare(turned, leap)
 
 
@@ -204,6 +276,10 @@ def _summary(table: Mapping[str, Mapping[str, float]], metric: str) -> dict[str,
     if not table:
         return {}
     falling = metric == "log_loss"
-    total = {m: sum(own.values()) / len(own) for m, own in table.items()} if falling else s_auc(table)
-    rank = mean_ranks({m: {d: -v if falling else v for d, v in own.items()} for m, own in table.items()})
+    total = (
+        {m: sum(own.values()) / len(own) for m, own in table.items()} if falling else s_auc(table)
+    )
+    rank = mean_ranks(
+        {m: {d: -v if falling else v for d, v in own.items()} for m, own in table.items()}
+    )
     return {method: (f"{total[method]:.4f}", f"{rank[method]:.1f}") for method in table}

@@ -8,13 +8,13 @@ from inspect import Parameter, signature
 from pathlib import Path
 from typing import Any
 
-from ..data import public
-from ..data.industrial import IndustrialLog, industrial
-from ..data.reading import read
+from .._common.errors import TorchleapError, nearest
+from ..data.files.read import read
+from ..data.sets import public
+from ..data.synthetic.industrial import IndustrialLog, industrial
+from ..data.synthetic.truth import KnownTruth, known_truth
 from ..data.task import Task
-from ..data.truth import KnownTruth, known_truth
-from ..errors import TorchleapError, nearest
-from ..searching import suited_batch
+from ..pipeline.search import suited_batch
 
 VARIABLE = "TORCHLEAP_DATA"
 MOST_SEEDS = 10_000
@@ -37,7 +37,9 @@ class DataSet:
     role: Mapping[str, str] = field(default_factory=dict)
     useful: tuple[str, ...] = ()
     useless: tuple[str, ...] = ()
-    source: Mapping[str, str] = field(default_factory=dict)  # of each copy, the field that it is a copy of
+    source: Mapping[str, str] = field(
+        default_factory=dict
+    )  # of each copy, the field that it is a copy of
 
 
 @dataclass(frozen=True)
@@ -55,7 +57,9 @@ class Recipe:
             folder: Where the public sets lie; the environment variable TORCHLEAP_DATA if left out.
         """
         tell = progress or (lambda *_: None)
-        return KINDS[self.kind](self.name, folder or os.environ.get(VARIABLE), tell, dict(self.settings))
+        return KINDS[self.kind](
+            self.name, folder or os.environ.get(VARIABLE), tell, dict(self.settings)
+        )
 
 
 def named(word: str) -> list[Recipe]:
@@ -73,13 +77,22 @@ def named(word: str) -> list[Recipe]:
     if not at:
         return [Recipe(word, kind)]
     if kind not in MADE:
-        raise TorchleapError(f"{kind} is not made, so it has no seed: expected {kind}, but found {word!r}.")
+        raise TorchleapError(
+            f"{kind} is not made, so it has no seed: expected {kind}, but found {word!r}."
+        )
     first, dash, last = seeds.partition("-")
     if not first.isdecimal() or (dash and not last.isdecimal()) or int(last or first) < int(first):
-        raise TorchleapError(f"Expected a seed or seeds such as {kind}@3 or {kind}@0-9, but found {word!r}.")
+        raise TorchleapError(
+            f"Expected a seed or seeds such as {kind}@3 or {kind}@0-9, but found {word!r}."
+        )
     if int(last or first) - int(first) >= MOST_SEEDS or int(last or first) >= 1 << 32:
-        raise TorchleapError(f"Expected at most {MOST_SEEDS:,} seeds below 4,294,967,296, but found {word[:60]!r}.")
-    return [Recipe(f"{kind}@{seed}", kind, {"seed": seed}) for seed in range(int(first), int(last or first) + 1)]
+        raise TorchleapError(
+            f"Expected at most {MOST_SEEDS:,} seeds below 4,294,967,296, but found {word[:60]!r}."
+        )
+    return [
+        Recipe(f"{kind}@{seed}", kind, {"seed": seed})
+        for seed in range(int(first), int(last or first) + 1)
+    ]
 
 
 def described(name: str, settings: Mapping[str, Any]) -> Recipe:
@@ -87,7 +100,9 @@ def described(name: str, settings: Mapping[str, Any]) -> Recipe:
     given = dict(settings)
     kind = given.pop("kind", "file" if "file" in given else name)
     if kind not in KINDS:
-        raise TorchleapError(f"data {name!r}: there is no kind {kind!r}. {nearest(str(kind), KINDS)}")
+        raise TorchleapError(
+            f"data {name!r}: there is no kind {kind!r}. {nearest(str(kind), KINDS)}"
+        )
     return Recipe(name, kind, given)
 
 
@@ -95,12 +110,18 @@ def file_recipe(path: str, label: str | None, group: str | None = None) -> Recip
     """A file of the user's, under its own name."""
     if label is None:
         raise TorchleapError(f"{path} needs a label: give --label COLUMN.")
-    return Recipe(Path(path).stem, "file", {"file": path, "label": label} | ({} if group is None else {"group": group}))
+    return Recipe(
+        Path(path).stem,
+        "file",
+        {"file": path, "label": label} | ({} if group is None else {"group": group}),
+    )
 
 
 def industrial_recipe(rows: int, fields: int, dims: int, seed: int = 0) -> Recipe:
     """The industrial log of a certain size."""
-    return Recipe("industrial", "industrial", {"rows": rows, "fields": fields, "dims": dims, "seed": seed})
+    return Recipe(
+        "industrial", "industrial", {"rows": rows, "fields": fields, "dims": dims, "seed": seed}
+    )
 
 
 def _public(
@@ -123,33 +144,61 @@ def _public(
 def _industrial(name: str, folder: str | None, tell: Progress, settings: dict[str, Any]) -> DataSet:
     given = _accepted(industrial, settings, name)
     task = industrial(progress=tell, **given)
-    log = IndustrialLog(**{"fields": 64, "dims": 1_000} | {key: given[key] for key in ("fields", "dims", "seed") if key in given})
-    return DataSet(name, task, min(1024, suited_batch(task)), dict(log.role), log.useful, log.useless, log.source)
+    log = IndustrialLog(
+        **{"fields": 64, "dims": 1_000}
+        | {key: given[key] for key in ("fields", "dims", "seed") if key in given}
+    )
+    return DataSet(
+        name,
+        task,
+        min(1024, suited_batch(task)),
+        dict(log.role),
+        log.useful,
+        log.useless,
+        log.source,
+    )
 
 
 def _truth(name: str, folder: str | None, tell: Progress, settings: dict[str, Any]) -> DataSet:
-    rows, cut = settings.pop("rows", 60_000), {key: tuple(v) if isinstance(v, list) else v for key, v in settings.items()}
+    rows, cut = (
+        settings.pop("rows", 60_000),
+        {key: tuple(v) if isinstance(v, list) else v for key, v in settings.items()},
+    )
     truth = KnownTruth(**_accepted(KnownTruth, cut, name))
     task = known_truth(truth, rows)
-    return DataSet(name, task, min(256, suited_batch(task)), dict(truth.role), truth.useful, truth.useless, truth.source)
+    return DataSet(
+        name,
+        task,
+        min(256, suited_batch(task)),
+        dict(truth.role),
+        truth.useful,
+        truth.useless,
+        truth.source,
+    )
 
 
 def _file(name: str, folder: str | None, tell: Progress, settings: dict[str, Any]) -> DataSet:
     if "file" not in settings or "label" not in settings:
-        raise TorchleapError(f"data {name!r}: expected file = ... and label = ..., but found {', '.join(settings) or 'nothing'}.")
+        raise TorchleapError(
+            f"data {name!r}: expected file = ... and label = ..., but found {', '.join(settings) or 'nothing'}."
+        )
     path = settings.pop("file")
     task = read(path, progress=tell, **_accepted(read, settings, name))
     return DataSet(name, task, suited_batch(task))
 
 
-def _accepted(function: Callable[..., Any], settings: Mapping[str, Any], whose: str) -> dict[str, Any]:
+def _accepted(
+    function: Callable[..., Any], settings: Mapping[str, Any], whose: str
+) -> dict[str, Any]:
     """The settings, if a function takes them all by name; else an unknown one is refused with the nearest known."""
     parameters = signature(function).parameters
     open_ended = any(parameter.kind is Parameter.VAR_KEYWORD for parameter in parameters.values())
     known = [*parameters, *(public.Options.__annotations__ if open_ended else ())]
     for name in settings:
         if name not in known:
-            raise TorchleapError(f"data {whose!r} has no setting {name!r}. {nearest(str(name), known)}")
+            raise TorchleapError(
+                f"data {whose!r} has no setting {name!r}. {nearest(str(name), known)}"
+            )
     return dict(settings)
 
 

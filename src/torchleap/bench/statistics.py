@@ -8,9 +8,12 @@ from typing import Any, Literal, NamedTuple, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from ..errors import TorchleapError, nearest, refuse_settings
+from .._common.checks import refuse_settings
+from .._common.errors import TorchleapError, nearest
 
-Pair = TypeVar("Pair", bound=Hashable)  # what two methods have in common, such as (search seed, retrain seed)
+Pair = TypeVar(
+    "Pair", bound=Hashable
+)  # what two methods have in common, such as (search seed, retrain seed)
 Floats = npt.NDArray[np.float64]
 Verdict = Literal["better", "worse", "tie"]
 
@@ -65,7 +68,9 @@ def mean_of(samples: Sequence[Sample]) -> Mean:
     return Mean(mean, mean - margin, mean + margin, runs)
 
 
-def compare(samples: Mapping[str, Mapping[Pair, Sample]], reference: str, alpha: float = 0.05) -> dict[str, Comparison]:
+def compare(
+    samples: Mapping[str, Mapping[Pair, Sample]], reference: str, alpha: float = 0.05
+) -> dict[str, Comparison]:
     """Each other method minus the reference over the pairs that both have: a paired t-test, adjusted by Holm.
 
     Args:
@@ -79,8 +84,12 @@ def compare(samples: Mapping[str, Mapping[Pair, Sample]], reference: str, alpha:
     """
     refuse_settings({f"alpha must be between 0 and 1, but is {alpha!r}": 0 < alpha < 1})
     if reference not in samples:
-        raise TorchleapError(f"Expected samples of the reference {reference!r}, but it has none. {nearest(reference, samples)}")
-    _distinct([sample for own in samples.values() for sample in own.values()])  # a run is the same one in every method
+        raise TorchleapError(
+            f"Expected samples of the reference {reference!r}, but it has none. {nearest(reference, samples)}"
+        )
+    _distinct(
+        [sample for own in samples.values() for sample in own.values()]
+    )  # a run is the same one in every method
     others = [method for method in samples if method != reference]
     differences = {method: _differences(samples[method], samples[reference]) for method in others}
     alone = [method for method in others if not differences[method]]
@@ -92,7 +101,9 @@ def compare(samples: Mapping[str, Mapping[Pair, Sample]], reference: str, alpha:
     means = {method: mean_of(differences[method]) for method in others}
     p = [_paired_p(differences[method]) for method in others]
     return {
-        method: Comparison(means[method], raw, adjusted, _verdict(means[method].value, adjusted, alpha))
+        method: Comparison(
+            means[method], raw, adjusted, _verdict(means[method].value, adjusted, alpha)
+        )
         for method, raw, adjusted in zip(others, p, holm(p), strict=True)
     }
 
@@ -123,10 +134,14 @@ def ranks(values: Mapping[str, float]) -> dict[str, float]:
     """
     unknown = [name for name, value in values.items() if math.isnan(value)]
     if unknown:
-        raise TorchleapError(f"Expected a value to rank for every name, but these are NaN: {', '.join(map(repr, unknown))}.")
+        raise TorchleapError(
+            f"Expected a value to rank for every name, but these are NaN: {', '.join(map(repr, unknown))}."
+        )
     found = list(values.values())
     return {
-        name: 1 + sum(other > value for other in found) + (sum(other == value for other in found) - 1) / 2
+        name: 1
+        + sum(other > value for other in found)
+        + (sum(other == value for other in found) - 1) / 2
         for name, value in values.items()
     }
 
@@ -142,10 +157,14 @@ def mean_ranks(table: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
     """
     sets = list(next(iter(table.values()), {}))
     if not sets:
-        raise TorchleapError("Mean ranks need at least one method with one data set, but the table is empty.")
+        raise TorchleapError(
+            "Mean ranks need at least one method with one data set, but the table is empty."
+        )
     for method, row in table.items():
         if set(row) != set(sets):
-            raise TorchleapError(f"Mean ranks need every method on {sets}, but {method!r} has {list(row)}.")
+            raise TorchleapError(
+                f"Mean ranks need every method on {sets}, but {method!r} has {list(row)}."
+            )
     by_set = [ranks({method: row[name] for method, row in table.items()}) for name in sets]
     return {method: sum(ranked[method] for ranked in by_set) / len(sets) for method in table}
 
@@ -183,7 +202,9 @@ def _weighed(samples: Sequence[Sample]) -> _Weighed:
     values, repeats = _distinct(samples)  # (runs,), (runs,)
     runs = len(values)
     share = repeats / repeats.sum()
-    mean = float(values[0] + share @ (values - values[0]))  # from a value on, so that equal values have no spread at all
+    mean = float(
+        values[0] + share @ (values - values[0])
+    )  # from a value on, so that equal values have no spread at all
     if runs == 1:
         return _Weighed(mean, math.nan, runs)
     variance = float(share @ (values - mean) ** 2) * runs / (runs - 1)
@@ -204,7 +225,9 @@ def _distinct(samples: Sequence[Sample]) -> tuple[Floats, Floats]:
                 f"A run has one value, but {run!r} has {values[run]!r} and {value!r}. Name each run differently."
             )
         repeats[run] = repeats.get(run, 0) + 1
-    return np.array(list(values.values()), dtype=np.float64), np.array(list(repeats.values()), dtype=np.float64)
+    return np.array(list(values.values()), dtype=np.float64), np.array(
+        list(repeats.values()), dtype=np.float64
+    )
 
 
 def _differences(own: Mapping[Pair, Sample], other: Mapping[Pair, Sample]) -> list[Sample]:
@@ -234,4 +257,6 @@ def _students_t() -> Any:
     try:
         return import_module("scipy.stats").t
     except ImportError as error:
-        raise TorchleapError("Intervals need the package scipy. Install it: pip install 'torchleap[bench]'.") from error
+        raise TorchleapError(
+            "Intervals need the package scipy. Install it: pip install 'torchleap[bench]'."
+        ) from error

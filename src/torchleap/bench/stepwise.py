@@ -6,10 +6,10 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from ..errors import TorchleapError
-from ..methods import LeAP, Method
+from .._common.errors import TorchleapError
+from ..methods import LeAPMethod, Method
 from .grid import Grid
-from .running import Runner
+from .run import Runner
 from .sets import DataSet
 from .statistics import Mean, Sample, compare, mean_of, polarisation
 from .tables import Table, interval_text, over_seeds, signed
@@ -59,7 +59,12 @@ class Stepwise:
             change = None if step.difference is None else signed(step.difference)
             cells = (f"{step.gate:.3f}", interval_text(step.metric), change, step.label)
             rows.append(
-                (str(number), name + (" (peak)" if step.peak else ""), "retained" if step.retained else "suppressed", *cells)
+                (
+                    str(number),
+                    name + (" (peak)" if step.peak else ""),
+                    "retained" if step.retained else "suppressed",
+                    *cells,
+                )
             )
         title = f"Stepwise validation of the gates: {self.data.name}, {self.model}"
         metric = self.metric.upper()
@@ -78,35 +83,68 @@ class Stepwise:
         steps, gates = self.gates["steps"], self.gates["gates"]
         if len(gates) <= LINES:
             series = [
-                {"name": name, "points": [[x, y, None, None] for x, y in zip(steps, own, strict=True)]}
+                {
+                    "name": name,
+                    "points": [[x, y, None, None] for x, y in zip(steps, own, strict=True)],
+                }
                 for name, own in gates.items()
             ]
         else:
             shares = (0.05, 0.25, 0.5, 0.75, 0.95)
             found = np.quantile(np.array(list(gates.values())), shares, axis=0)  # (shares, looks)
             series = [
-                {"name": f"{share:.0%} quantile", "points": [[x, y, None, None] for x, y in zip(steps, own, strict=True)]}
+                {
+                    "name": f"{share:.0%} quantile",
+                    "points": [[x, y, None, None] for x, y in zip(steps, own, strict=True)],
+                }
                 for share, own in zip(shares, found.tolist(), strict=True)
             ]
         polar = [polarisation(list(own)) for own in zip(*gates.values(), strict=True)]
-        line = {"name": "within 0.05 of 0 or 1", "points": [[x, y, None, None] for x, y in zip(steps, polar, strict=True)]}
+        line = {
+            "name": "within 0.05 of 0 or 1",
+            "points": [[x, y, None, None] for x, y in zip(steps, polar, strict=True)],
+        }
         return [
-            {"title": f"Gates over the training: {self.data.name}", "x": "step", "y": "gate", "series": series},
-            {"title": f"Polarisation: {self.data.name}", "x": "step", "y": "share of gates", "series": [line]},
+            {
+                "title": f"Gates over the training: {self.data.name}",
+                "x": "step",
+                "y": "gate",
+                "series": series,
+            },
+            {
+                "title": f"Polarisation: {self.data.name}",
+                "x": "step",
+                "y": "share of gates",
+                "series": [line],
+            },
         ]
 
 
 def stepwise(grid: Grid, runner: Runner) -> list[Stepwise]:
     """For each data set and backbone of a grid, by its LeAP method and as many retrain seeds."""
     method = grid.methods[grid.leap]
-    if not isinstance(method, LeAP):
-        raise TorchleapError(f"The stepwise validation needs gates: expected the method leap, but found {grid.leap}.")
-    return [_Work(grid, runner, method, runner.data(r), model).run() for r in grid.data for model in grid.models]
+    if not isinstance(method, LeAPMethod):
+        raise TorchleapError(
+            f"The stepwise validation needs gates: expected the method leap, but found {grid.leap}."
+        )
+    return [
+        _Work(grid, runner, method, runner.data(r), model).run()
+        for r in grid.data
+        for model in grid.models
+    ]
 
 
 class _Work:
-    def __init__(self, grid: Grid, runner: Runner, method: Method, data: DataSet, model: str) -> None:
-        self.grid, self.runner, self.method, self.data, self.model = grid, runner, method, data, model
+    def __init__(
+        self, grid: Grid, runner: Runner, method: Method, data: DataSet, model: str
+    ) -> None:
+        self.grid, self.runner, self.method, self.data, self.model = (
+            grid,
+            runner,
+            method,
+            data,
+            model,
+        )
         self.recipe = next(recipe for recipe in grid.data if recipe.name == data.name)
         self.metric = "auc" if data.task.roles.get("group") is None else "gauc"
 
@@ -117,32 +155,72 @@ class _Work:
         suppressed = [name for name in order if name not in retained]
         prefixes = [tuple(retained[: count + 1]) for count in range(len(retained))]
         built = self._train(prefixes, to_come=2 * len(suppressed) * self.grid.retrain_seeds)
-        top = max(range(len(prefixes)), key=lambda place: mean_of(list(built[place].values())).value)
+        top = max(
+            range(len(prefixes)), key=lambda place: mean_of(list(built[place].values())).value
+        )
         peak = prefixes[top]
-        added = self._train([(*peak, name) for name in suppressed], to_come=len(suppressed) * self.grid.retrain_seeds)
+        added = self._train(
+            [(*peak, name) for name in suppressed],
+            to_come=len(suppressed) * self.grid.retrain_seeds,
+        )
         alone = self._train([(name,) for name in suppressed])
         steps = []
         for place, name in enumerate(retained):
             change = None if place == 0 else _difference(built[place], built[place - 1])
             label = utility(change, None) if change else "strong"
             steps.append(
-                Step(name, found["scores"][name], True, mean_of(list(built[place].values())), change, label, place == top)
+                Step(
+                    name,
+                    found["scores"][name],
+                    True,
+                    mean_of(list(built[place].values())),
+                    change,
+                    label,
+                    place == top,
+                )
             )
         for name, own, single in zip(suppressed, added, alone, strict=True):
             change = _difference(own, built[top])
             label = utility(change, mean_of(list(single.values())).value)
-            steps.append(Step(name, found["scores"][name], False, mean_of(list(own.values())), change, label, False))
-        return Stepwise(self.data, self.model, self.metric, tuple(steps), found["gates"], self.grid.retrain_seeds)
+            steps.append(
+                Step(
+                    name,
+                    found["scores"][name],
+                    False,
+                    mean_of(list(own.values())),
+                    change,
+                    label,
+                    False,
+                )
+            )
+        return Stepwise(
+            self.data,
+            self.model,
+            self.metric,
+            tuple(steps),
+            found["gates"],
+            self.grid.retrain_seeds,
+        )
 
     def _search(self) -> dict[str, Any]:
-        trial = SearchTrial(self.recipe, self.grid.models[self.model], self.grid.training_for(self.data, 0), self.method)
+        trial = SearchTrial(
+            self.recipe,
+            self.grid.models[self.model],
+            self.grid.training_for(self.data, 0),
+            self.method,
+        )
         return self._got([trial], to_come=3 * len(self.data.task.fields))[0]
 
     def _train(self, sets: Sequence[tuple[str, ...]], to_come: int = 0) -> list[dict[int, Sample]]:
         """The metric on the validation rows by seed, for each set of fields."""
         seeds = range(self.grid.retrain_seeds)
         trials = [
-            RetrainTrial(self.recipe, self.grid.models[self.model], self.grid.training_for(self.data, seed), self._ordered(kept))
+            RetrainTrial(
+                self.recipe,
+                self.grid.models[self.model],
+                self.grid.training_for(self.data, seed),
+                self._ordered(kept),
+            )
             for kept in sets
             for seed in seeds
         ]
@@ -150,7 +228,10 @@ class _Work:
         keys = [self.runner.key(trial) for trial in trials]
         values = [result["metrics"][f"valid_{self.metric}"] for result in found]
         samples = [Sample(key, value) for key, value in zip(keys, values, strict=True)]
-        return [dict(zip(seeds, samples[n * len(seeds) : (n + 1) * len(seeds)], strict=True)) for n in range(len(sets))]
+        return [
+            dict(zip(seeds, samples[n * len(seeds) : (n + 1) * len(seeds)], strict=True))
+            for n in range(len(sets))
+        ]
 
     def _ordered(self, kept: Sequence[str]) -> tuple[str, ...]:
         return tuple(name for name in self.data.task.fields.names if name in set(kept))

@@ -8,8 +8,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from ..errors import TorchleapError
-from ..text import append, first_line, make_folder, parse_json, writing
+from .._common.errors import TorchleapError
+from .._common.files import append, make_folder, writing
+from .._common.plain import parse_json
+from .._common.text import first_line
 
 
 class Store:
@@ -52,7 +54,9 @@ class Store:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError as error:
-                raise TorchleapError(f"Another run is writing to {self.path}. Wait for it, or give another folder.") from error
+                raise TorchleapError(
+                    f"Another run is writing to {self.path}. Wait for it, or give another folder."
+                ) from error
             self._records.clear()
             self._read()  # another run may have written since
             file.truncate(self._whole)
@@ -76,5 +80,7 @@ class Store:
                 except (ValueError, KeyError, TypeError) as error:
                     reason = f"{type(error).__name__}: {first_line(error)}"
                     cure = "Remove that line; its trial is then run again"
-                    raise TorchleapError(f"{self.path}, line {number} is damaged: {reason}. {cure}.") from error
+                    raise TorchleapError(
+                        f"{self.path}, line {number} is damaged: {reason}. {cure}."
+                    ) from error
                 self._whole += len(line)

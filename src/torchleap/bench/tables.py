@@ -7,8 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..errors import TorchleapError, is_number, is_whole
-from ..text import make_folder, table, write_whole
+from .._common.checks import is_number, is_whole
+from .._common.errors import TorchleapError
+from .._common.files import make_folder, write_atomically
+from .._common.text import table
 from .statistics import Mean
 
 Cell = str | float | int | None
@@ -54,8 +56,14 @@ class Table:
 
     def __post_init__(self) -> None:
         if not self.columns:
-            raise TorchleapError(f"Expected at least one column in the table {self.title!r}, but there is none.")
-        wrong = [f"row {place} has {len(row)}" for place, row in enumerate(self.rows) if len(row) != len(self.columns)]
+            raise TorchleapError(
+                f"Expected at least one column in the table {self.title!r}, but there is none."
+            )
+        wrong = [
+            f"row {place} has {len(row)}"
+            for place, row in enumerate(self.rows)
+            if len(row) != len(self.columns)
+        ]
         if wrong:
             raise TorchleapError(
                 f"Expected {len(self.columns)} cells in each row of the table {self.title!r}, but {', '.join(wrong[:5])}."
@@ -63,7 +71,11 @@ class Table:
 
     def text(self) -> str:
         """Plain text: the title above, aligned columns, the notes below."""
-        return _stacked(_one_line(self.title), table(_header(self), _lines(self)), "\n".join(map(_one_line, self.notes)))
+        return _stacked(
+            _one_line(self.title),
+            table(_header(self), _lines(self)),
+            "\n".join(map(_one_line, self.notes)),
+        )
 
     def markdown(self) -> str:
         r"""Markdown as GitHub reads it; columns of numbers stand to the right.
@@ -78,11 +90,15 @@ class Table:
         marks = ["---:" if right else "---" for right in _numeric(self)]
         rows = [[_in_markdown(cell) for cell in row] for row in (_header(self), *_lines(self))]
         grid = "\n".join("| " + " | ".join(row) + " |" for row in (rows[0], marks, *rows[1:]))
-        return _stacked(f"### {_one_line(self.title)}", grid, "\n\n".join(map(_one_line, self.notes)))
+        return _stacked(
+            f"### {_one_line(self.title)}", grid, "\n\n".join(map(_one_line, self.notes))
+        )
 
     def latex(self) -> str:
         """A table environment for LaTeX with the package booktabs; the title is its caption."""
-        head, *body = (" & ".join(map(_in_latex, row)) + r" \\" for row in (_header(self), *_lines(self)))
+        head, *body = (
+            " & ".join(map(_in_latex, row)) + r" \\" for row in (_header(self), *_lines(self))
+        )
         notes = [rf"{{\footnotesize {_in_latex(_one_line(note))}\par}}" for note in self.notes]
         lines = (
             r"\begin{table}[tbp]",
@@ -98,7 +114,12 @@ class Table:
 
     def record(self) -> dict[str, Any]:
         """Plain JSON for the report; cells are strings, so that it shows the same digits."""
-        return {"title": self.title, "columns": _header(self), "rows": _lines(self), "notes": list(self.notes)}
+        return {
+            "title": self.title,
+            "columns": _header(self),
+            "rows": _lines(self),
+            "notes": list(self.notes),
+        }
 
 
 def interval_text(mean: Mean, digits: int = 4) -> str:
@@ -126,15 +147,22 @@ def over_seeds(seeds: int) -> str:
     >>> over_seeds(3), over_seeds(1)
     ('Mean and 95 % interval over 3 seeds', 'One seed, so there is no interval')
     """
-    return f"Mean and 95 % interval over {seeds} seeds" if seeds > 1 else "One seed, so there is no interval"
+    return (
+        f"Mean and 95 % interval over {seeds} seeds"
+        if seeds > 1
+        else "One seed, so there is no interval"
+    )
 
 
 def write_tables(tables: Sequence[Table], folder: Path, name: str) -> None:
     """Write the tables below each other to NAME.txt, NAME.md and NAME.tex; the folder is made where it is missing."""
     make_folder(folder)
-    write_whole(folder / f"{name}.txt", "\n\n\n".join(each.text() for each in tables) + "\n")
-    write_whole(folder / f"{name}.md", "\n\n".join(each.markdown() for each in tables) + "\n")
-    write_whole(folder / f"{name}.tex", "\n\n".join(["% \\usepackage{booktabs}", *(each.latex() for each in tables)]) + "\n")
+    write_atomically(folder / f"{name}.txt", "\n\n\n".join(each.text() for each in tables) + "\n")
+    write_atomically(folder / f"{name}.md", "\n\n".join(each.markdown() for each in tables) + "\n")
+    write_atomically(
+        folder / f"{name}.tex",
+        "\n\n".join(["% \\usepackage{booktabs}", *(each.latex() for each in tables)]) + "\n",
+    )
 
 
 def _header(of: Table) -> list[str]:
@@ -161,8 +189,14 @@ def _one_line(text: str) -> str:
 
 def _numeric(of: Table) -> list[bool]:
     """Which columns hold numbers, written as such or in strings like `0.8097 ± 0.0006`."""
-    known = [[cell for cell in column if cell not in ("", _UNKNOWN)] for column in zip(*_lines(of), strict=True)]
-    return [bool(cells) and all(_NUMBER.match(cell) for cell in cells) for cells in known or [[]] * len(of.columns)]
+    known = [
+        [cell for cell in column if cell not in ("", _UNKNOWN)]
+        for column in zip(*_lines(of), strict=True)
+    ]
+    return [
+        bool(cells) and all(_NUMBER.match(cell) for cell in cells)
+        for cells in known or [[]] * len(of.columns)
+    ]
 
 
 def _stacked(title: str, grid: str, notes: str) -> str:

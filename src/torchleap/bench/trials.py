@@ -6,13 +6,14 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from ..data.cache import key_of
+from .._common.files import make_folder
+from .._common.plain import key_of
+from .._common.text import plural
 from ..methods import Method
 from ..models import Backbone
-from ..searching import retrain, search
-from ..selecting import trajectories
-from ..text import make_folder, plural
-from ..train import Training
+from ..pipeline.decide import trajectories
+from ..pipeline.search import retrain, search
+from ..training.fit import Training
 from .sets import DataSet, Recipe
 
 
@@ -26,8 +27,16 @@ class Trial:
 
     def settings(self, found: DataSet, threads: int) -> dict[str, Any]:
         """Everything that determines the result, as plain JSON."""
-        own = {field.name: _plain(getattr(self, field.name)) for field in fields(self) if field.name != "data"}
-        software = {"torchleap": version("torchleap"), "torch": version("torch"), "machine": platform.machine()}
+        own = {
+            field.name: _plain(getattr(self, field.name))
+            for field in fields(self)
+            if field.name != "data"
+        }
+        software = {
+            "torchleap": version("torchleap"),
+            "torch": version("torch"),
+            "machine": platform.machine(),
+        }
         data = {"name": found.name, "fingerprint": found.task.fingerprint}
         return {"trial": type(self).__name__, "data": data, **own, "threads": threads, **software}
 
@@ -59,16 +68,28 @@ class SearchTrial(Trial):
     @property
     def title(self) -> str:
         """Which search it is."""
-        return f"{self.data.name}: search by {type(self.method).__name__}, seed {self.training.seed}"
+        return (
+            f"{self.data.name}: search by {type(self.method).__name__}, seed {self.training.seed}"
+        )
 
     def run(self, found: DataSet, state: Path) -> dict[str, Any]:
         """Search; gates over the training are kept too."""
         seed = self.training.seed
         result = search(
-            found.task, model=self.model, method=self.method, training=self.training, seed=seed, checkpoint=state / "search"
+            found.task,
+            model=self.model,
+            method=self.method,
+            training=self.training,
+            seed=seed,
+            checkpoint=state / "search",
         )
         gates = trajectories(result.history, result.fields)
-        return {"scores": result.scores, "seconds": result.seconds, "memory": result.memory, "gates": gates}
+        return {
+            "scores": result.scores,
+            "seconds": result.seconds,
+            "memory": result.memory,
+            "gates": gates,
+        }
 
 
 @dataclass(frozen=True)
@@ -87,8 +108,18 @@ class RetrainTrial(Trial):
         """Train, and measure on the validation and the test rows."""
         task = found.task if self.kept is None else found.task.only(self.kept)
         make_folder(state)
-        result = retrain(task, model=self.model, training=self.training, seed=self.training.seed, checkpoint=state / "retrain.pt")
-        return {"metrics": result.metrics, "seconds": result.seconds, "looks": len(result.run.history)}
+        result = retrain(
+            task,
+            model=self.model,
+            training=self.training,
+            seed=self.training.seed,
+            checkpoint=state / "retrain.pt",
+        )
+        return {
+            "metrics": result.metrics,
+            "seconds": result.seconds,
+            "looks": len(result.run.history),
+        }
 
 
 def _plain(value: Any) -> Any:

@@ -14,7 +14,8 @@ from importlib.metadata import version
 from math import isfinite
 from typing import Annotated, Any
 
-from ..errors import TorchleapError, is_whole
+from .._common.checks import is_whole
+from .._common.errors import TorchleapError
 
 _MISSING: str | None = None  # the package that the command line lacks
 try:
@@ -64,16 +65,25 @@ def build_app() -> typer.Typer:
 
 
 def _group(name: str, commands: Commands) -> typer.Typer:
-    from .wording import in_own_words
+    from .messages import in_own_words
 
-    plain = {"rich_markup_mode": None, "add_completion": name == "", "pretty_exceptions_enable": False, "no_args_is_help": True}
-    told = {"help": HELP[name]} if name in HELP else {}  # else the docstring of the group's own command
+    plain = {
+        "rich_markup_mode": None,
+        "add_completion": name == "",
+        "pretty_exceptions_enable": False,
+        "no_args_is_help": True,
+    }
+    told = (
+        {"help": HELP[name]} if name in HELP else {}
+    )  # else the docstring of the group's own command
     app = typer.Typer(**told, **plain)  # type: ignore[arg-type]
     for word, command in commands.items():
         if isinstance(command, Mapping):
             app.add_typer(_group(word, command), name=word)
         elif not word:
-            app.callback(invoke_without_command=True, no_args_is_help=True)(in_own_words(_bounded(command)))
+            app.callback(invoke_without_command=True, no_args_is_help=True)(
+                in_own_words(_bounded(command))
+            )
         else:
             app.command(word)(in_own_words(_bounded(command)))
     return app
@@ -87,7 +97,9 @@ def _bounded(command: Callable[..., None]) -> Callable[..., None]:
         for name, value in options.items():
             option = f"--{name.replace('_', '-')}"
             if is_whole(value) and abs(value) > LARGEST:
-                raise TorchleapError(f"Expected a number of at most {LARGEST:,} as {option}, but found {str(value)[:40]}.")
+                raise TorchleapError(
+                    f"Expected a number of at most {LARGEST:,} as {option}, but found {str(value)[:40]}."
+                )
             if isinstance(value, float) and not isfinite(value):
                 raise TorchleapError(f"Expected a finite number as {option}, but found {value}.")
         command(*arguments, **options)
@@ -105,34 +117,59 @@ def _print_version(wanted: bool) -> None:
 
 def _global_options(
     context: typer.Context,
-    number: Annotated[bool, typer.Option("--version", is_eager=True, callback=_print_version, help="Print the version.")] = False,
+    number: Annotated[
+        bool,
+        typer.Option(
+            "--version", is_eager=True, callback=_print_version, help="Print the version."
+        ),
+    ] = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="Print results only.")] = False,
     debug: Annotated[bool, typer.Option("--debug", help="Show where an error comes from.")] = False,
 ) -> None:
-    context.obj = {"words": sys.argv[1:], **(context.obj or {}), "quiet": quiet or _is_another_rank()}
+    context.obj = {
+        "words": sys.argv[1:],
+        **(context.obj or {}),
+        "quiet": quiet or _is_another_rank(),
+    }
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit code: 2 for bad input, 130 after Ctrl-C."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     if _MISSING:
-        sys.stderr.write(f"The command line needs the package {_MISSING}. Install it: pip install 'torchleap[cli]'\n")
+        sys.stderr.write(
+            f"The command line needs the package {_MISSING}. Install it: pip install 'torchleap[cli]'\n"
+        )
         return 2
-    ordered = [word for word in words if word in GLOBAL] + [word for word in words if word not in GLOBAL]
+    ordered = [word for word in words if word in GLOBAL] + [
+        word for word in words if word not in GLOBAL
+    ]
     try:
-        return int(build_app()(ordered, prog_name="torchleap", standalone_mode=False, obj={"words": words}) or 0)
+        return int(
+            build_app()(ordered, prog_name="torchleap", standalone_mode=False, obj={"words": words})
+            or 0
+        )
     except (KeyboardInterrupt, typer.Abort):
         return 130
     except Exception as error:
         sentence = _sentence(error)
-        if sentence is not None and _is_under_torchrun() and os.environ["LOCAL_RANK"] != "0" and not hasattr(error, "__notes__"):
+        if (
+            sentence is not None
+            and _is_under_torchrun()
+            and os.environ["LOCAL_RANK"] != "0"
+            and not hasattr(error, "__notes__")
+        ):
             return 2  # it is not alone in that: the first rank of its machine says the same
         if sentence is None or "--debug" in words:
             traceback.print_exc()
-        from .wording import bounded
+        from .messages import bounded
 
-        told = bounded(sentence or "This is a mistake in torchleap; please report it with the lines above.")
-        Console(stderr=True).print(told, style="red", markup=False, highlight=False, emoji=False, soft_wrap=True)
+        told = bounded(
+            sentence or "This is a mistake in torchleap; please report it with the lines above."
+        )
+        Console(stderr=True).print(
+            told, style="red", markup=False, highlight=False, emoji=False, soft_wrap=True
+        )
         return 1 if sentence is None else 2
 
 
@@ -154,6 +191,11 @@ def _sentence(error: Exception) -> str | None:
     if isinstance(error, OSError):
         return f"{error.filename or 'A file'} cannot be read or written: {error.strerror or error}."
     if hasattr(error, "format_message"):  # a wrong option
-        message, path = error.format_message(), getattr(getattr(error, "ctx", None), "command_path", "torchleap")
-        return message if "\n" in message else f"{message.rstrip('.')} (see {path} --help)."  # the help itself has many lines
+        message, path = (
+            error.format_message(),
+            getattr(getattr(error, "ctx", None), "command_path", "torchleap"),
+        )
+        return (
+            message if "\n" in message else f"{message.rstrip('.')} (see {path} --help)."
+        )  # the help itself has many lines
     return None

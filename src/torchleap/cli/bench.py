@@ -12,30 +12,63 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
-from ..errors import TorchleapError
-from ..text import plural
+from .._common.errors import TorchleapError
+from .._common.text import plural
 from .show import as_json, listed, show
 
 if TYPE_CHECKING:
     from ..bench import Grid, Recipe, Runner, Standing, Table
 
-GridFile = Annotated[Path | None, typer.Option("--grid", help="A TOML file that says all of this; see docs/results.md.")]
-Data = Annotated[str | None, typer.Option(help="ml-1m, criteo, avazu, aliccp, census, industrial, truth@0-9, or files: a,b,c.")]
+GridFile = Annotated[
+    Path | None,
+    typer.Option("--grid", help="A TOML file that says all of this; see docs/results.md."),
+]
+Data = Annotated[
+    str | None,
+    typer.Option(
+        help="ml-1m, criteo, avazu, aliccp, census, industrial, truth@0-9, or files: a,b,c."
+    ),
+]
 Label = Annotated[str | None, typer.Option(help="The column to predict, for files.")]
 Group = Annotated[str | None, typer.Option(help="The column of GAUC's groups, for files.")]
 Methods = Annotated[str, typer.Option(help="all, paper, or names: a,b,c.")]
 Models = Annotated[str, typer.Option(help="Backbones: all, or names: a,b,c.")]
-Out = Annotated[Path | None, typer.Option(help="The folder for results; the same one continues a run that was interrupted.")]
-Folder = Annotated[str | None, typer.Option(help="Where the public sets lie; else $TORCHLEAP_DATA.")]
-Jobs = Annotated[int | None, typer.Option(min=1, help="Trials at a time; as many as the cores allow if left out.")]
-Threads = Annotated[
-    int, typer.Option(min=1, help="Of each trial; another number rounds otherwise, so a seed repeats with the same one only.")
+Out = Annotated[
+    Path | None,
+    typer.Option(help="The folder for results; the same one continues a run that was interrupted."),
 ]
-Batch = Annotated[int | None, typer.Option(min=2, help="Rows per step; as published, or by the number of rows.")]
-Epochs = Annotated[int, typer.Option(min=1, help="At most so many; it stops when nothing gets better.")]
+Folder = Annotated[
+    str | None, typer.Option(help="Where the public sets lie; else $TORCHLEAP_DATA.")
+]
+Jobs = Annotated[
+    int | None,
+    typer.Option(min=1, help="Trials at a time; as many as the cores allow if left out."),
+]
+Threads = Annotated[
+    int,
+    typer.Option(
+        min=1,
+        help="Of each trial; another number rounds otherwise, so a seed repeats with the same one only.",
+    ),
+]
+Batch = Annotated[
+    int | None, typer.Option(min=2, help="Rows per step; as published, or by the number of rows.")
+]
+Epochs = Annotated[
+    int, typer.Option(min=1, help="At most so many; it stops when nothing gets better.")
+]
 Seeds = Annotated[int, typer.Option(min=1, help="Seeds of each training.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-BESIDE_A_GRID = ("grid", "out", "folder", "jobs", "threads", "pruned", "steps", "json")  # options that a grid does not say
+BESIDE_A_GRID = (
+    "grid",
+    "out",
+    "folder",
+    "jobs",
+    "threads",
+    "pruned",
+    "steps",
+    "json",
+)  # options that a grid does not say
 OF_THE_LOG = ("rows", "fields", "dims")
 
 
@@ -47,7 +80,9 @@ def bench(
     models: Models = "wide_deep",
     shares: Annotated[str, typer.Option(help="Of the fields that are kept: a,b,c.")] = "0.5,0.25",
     search_seeds: Annotated[int, typer.Option(min=1, help="Seeds of each search.")] = 2,
-    retrain_seeds: Annotated[int, typer.Option(min=1, help="Seeds of each training on the fields that were kept.")] = 2,
+    retrain_seeds: Annotated[
+        int, typer.Option(min=1, help="Seeds of each training on the fields that were kept.")
+    ] = 2,
     out: Out = None,
     label: Label = None,
     group: Group = None,
@@ -102,10 +137,15 @@ def bench_stepwise(
     from ..bench import stepwise
 
     _check_options(context, grid, data)
-    chosen = _grid(grid, data or "ml-1m", "leap", models, label, group, batch, epochs, retrain_seeds=seeds)
+    chosen = _grid(
+        grid, data or "ml-1m", "leap", models, label, group, batch, epochs, retrain_seeds=seeds
+    )
     with _runner(context, out, jobs, threads, folder, json) as runner:
         found = stepwise(chosen, runner)
-    tables, curves = [t for one in found for t in one.tables()], [c for one in found for c in one.curves()]
+    tables, curves = (
+        [t for one in found for t in one.tables()],
+        [c for one in found for c in one.curves()],
+    )
     unused = {"shares": None, "search_seeds": None}
     _finish(context, runner, "What gates tell about fields", tables, curves, chosen, json, unused)
 
@@ -115,10 +155,14 @@ def bench_roi(
     data: Data = None,
     methods: Methods = "permutation_sample,permutation,shark,autofield,leap_base,leap",
     models: Models = "wide_deep",
-    rows: Annotated[int, typer.Option(min=1_000, help="Rows of the log, unless --data names another set.")] = 320_000,
+    rows: Annotated[
+        int, typer.Option(min=1_000, help="Rows of the log, unless --data names another set.")
+    ] = 320_000,
     fields: Annotated[int, typer.Option(help="Fields of the log.")] = 512,
     dims: Annotated[int, typer.Option(help="Dimensions of the log.")] = 12_000,
-    pruned: Annotated[str, typer.Option(help="Shares of the dimensions that go: a,b,c.")] = "0.04,0.15,0.2,0.3,0.35,0.4,0.5",
+    pruned: Annotated[
+        str, typer.Option(help="Shares of the dimensions that go: a,b,c.")
+    ] = "0.04,0.15,0.2,0.3,0.35,0.4,0.5",
     steps: Annotated[int, typer.Option(min=0, help="Of fine-tuning; 0 is none.")] = 50,
     seeds: Seeds = 3,
     out: Out = None,
@@ -131,7 +175,9 @@ def bench_roi(
     batch: Batch = None,
     epochs: Epochs = 1,
     lr: Annotated[float, typer.Option(help="Learning rate, at first.")] = 2e-3,
-    schedule: Annotated[str, typer.Option(help="How it falls: constant, cosine or linear.")] = "linear",
+    schedule: Annotated[
+        str, typer.Option(help="How it falls: constant, cosine or linear.")
+    ] = "linear",
     json: Json = False,
 ) -> None:
     """What pruning shares of the dimensions costs, by method; on the industrial log, seen once, it is the paper's Table 3.
@@ -141,20 +187,49 @@ def bench_roi(
     from ..bench import Prunings, industrial_recipe, roi
 
     _check_options(context, grid, data)
-    own = [industrial_recipe(rows=rows, fields=fields, dims=dims)] if data is None and grid is None else []
-    chosen = _grid(grid, data, methods, models, label, group, batch, epochs, lr, schedule, search_seeds=seeds, more=own)
+    own = (
+        [industrial_recipe(rows=rows, fields=fields, dims=dims)]
+        if data is None and grid is None
+        else []
+    )
+    chosen = _grid(
+        grid,
+        data,
+        methods,
+        models,
+        label,
+        group,
+        batch,
+        epochs,
+        lr,
+        schedule,
+        search_seeds=seeds,
+        more=own,
+    )
     prunings = Prunings(shares=tuple(_numbers(pruned, "--pruned")), steps=steps)
     with _runner(context, out, jobs, threads, folder, json) as runner:
         found = roi(chosen, runner, prunings)
-    tables, curves = [t for one in found for t in one.tables()], [c for one in found for c in one.curves()]
-    settings = {"shares": None, "retrain_seeds": None, "pruned": list(prunings.shares), "steps": prunings.steps}
-    _finish(context, runner, "What pruning costs, by method", tables, curves, chosen, json, settings)
+    tables, curves = (
+        [t for one in found for t in one.tables()],
+        [c for one in found for c in one.curves()],
+    )
+    settings = {
+        "shares": None,
+        "retrain_seeds": None,
+        "pruned": list(prunings.shares),
+        "steps": prunings.steps,
+    }
+    _finish(
+        context, runner, "What pruning costs, by method", tables, curves, chosen, json, settings
+    )
 
 
 def _refuse_before(context: typer.Context, command: str) -> None:
     given = _options(_given(context))
     if given:
-        raise TorchleapError(f"Expected {given} behind {command}, but found it before: torchleap bench {command} {given} ...")
+        raise TorchleapError(
+            f"Expected {given} behind {command}, but found it before: torchleap bench {command} {given} ..."
+        )
 
 
 def _check_options(context: typer.Context, grid: Path | None, data: str | None) -> None:
@@ -164,15 +239,24 @@ def _check_options(context: typer.Context, grid: Path | None, data: str | None) 
         instead, refused = "--grid", [name for name in given if name not in BESIDE_A_GRID]
         cure = "Write that into the grid, or leave --grid out."
     else:
-        instead, refused = "--data", [name for name in given if data is not None and name in OF_THE_LOG]
+        instead, refused = (
+            "--data",
+            [name for name in given if data is not None and name in OF_THE_LOG],
+        )
         cure = "The log is made only without --data: leave one of them out."
     if refused:
-        raise TorchleapError(f"Expected {instead} without {_options(refused)}, but found both. {cure}")
+        raise TorchleapError(
+            f"Expected {instead} without {_options(refused)}, but found both. {cure}"
+        )
 
 
 def _given(context: typer.Context) -> list[str]:
     """The names of the options that stand on the command line."""
-    return [name for name in context.params if getattr(context.get_parameter_source(name), "name", "") == "COMMANDLINE"]
+    return [
+        name
+        for name in context.params
+        if getattr(context.get_parameter_source(name), "name", "") == "COMMANDLINE"
+    ]
 
 
 def _options(names: Sequence[str]) -> str:
@@ -203,12 +287,19 @@ def _grid(
     recipes = [file_recipe(word, label, group) if Path(word).suffix else word for word in words]
     given = {"epochs": epochs, "batch": batch, "lr": lr, "schedule": schedule}
     training = {name: value for name, value in given.items() if value is not None}
-    return Grid.of([*recipes, *more], listed(methods), listed(models), training=training, **settings)
+    return Grid.of(
+        [*recipes, *more], listed(methods), listed(models), training=training, **settings
+    )
 
 
 @contextmanager
 def _runner(
-    context: typer.Context, out: Path | None, jobs: int | None, threads: int, folder: str | None, as_json_too: bool
+    context: typer.Context,
+    out: Path | None,
+    jobs: int | None,
+    threads: int,
+    folder: str | None,
+    as_json_too: bool,
 ) -> Iterator[Runner]:
     """A runner with a bar and the time left; Ctrl-C says how to go on."""
     from ..bench import Runner, cores
@@ -223,23 +314,45 @@ def _runner(
         TextColumn("{task.fields[left]}", markup=False),
         TextColumn("{task.description}", markup=False),
     )
-    with Progress(*columns, console=console, transient=True, disable=hidden or not console.is_terminal) as bar:
+    with Progress(
+        *columns, console=console, transient=True, disable=hidden or not console.is_terminal
+    ) as bar:
         task = bar.add_task("", total=None, left="")
 
         def tell(standing: Standing) -> None:
             left = "" if standing.left is None else f"{_duration(standing.left)} left"
             names = "; ".join(standing.running)
-            bar.update(task, completed=standing.done, total=standing.total, description=names, left=left)
-            if not hidden and not console.is_terminal and standing.running:  # a log file: a line for each trial
-                console.print(f"{standing.done}/{standing.total} {left} {names}", markup=False, highlight=False, soft_wrap=True)
+            bar.update(
+                task, completed=standing.done, total=standing.total, description=names, left=left
+            )
+            if (
+                not hidden and not console.is_terminal and standing.running
+            ):  # a log file: a line for each trial
+                console.print(
+                    f"{standing.done}/{standing.total} {left} {names}",
+                    markup=False,
+                    highlight=False,
+                    soft_wrap=True,
+                )
 
         def reading(what: str, done: int, total: int) -> None:
             bar.update(task, completed=done, total=total, description=what)
 
         try:
-            yield Runner(out, jobs=jobs or max(1, cores() // threads), threads=threads, sets=folder, tell=tell, reading=reading)
+            yield Runner(
+                out,
+                jobs=jobs or max(1, cores() // threads),
+                threads=threads,
+                sets=folder,
+                on_progress=tell,
+                reading=reading,
+            )
         except KeyboardInterrupt:
-            console.print("Finished trials are saved; the same command continues.", markup=False, highlight=False)
+            console.print(
+                "Finished trials are saved; the same command continues.",
+                markup=False,
+                highlight=False,
+            )
             raise
 
 
@@ -251,7 +364,8 @@ def _finish(
     curves: Sequence[dict[str, Any]],
     grid: Grid,
     as_json_too: bool,
-    settings: Mapping[str, Any] | None = None,  # in place of the grid's own; None for those that play no part
+    settings: Mapping[str, Any]
+    | None = None,  # in place of the grid's own; None for those that play no part
 ) -> None:
     from ..bench import record_of, write_tables
     from ..report import Report
@@ -265,7 +379,13 @@ def _finish(
     report.write(runner.folder / "report.json")
     report.write(runner.folder / "report.html")
     if as_json_too:
-        as_json({"tables": record["tables"], "curves": record["curves"], "failures": list(runner.failures.values())})
+        as_json(
+            {
+                "tables": record["tables"],
+                "curves": record["curves"],
+                "failures": list(runner.failures.values()),
+            }
+        )
     else:
         show("\n\n".join(table.text() for table in tables))
     if not context.obj["quiet"] and not as_json_too:
@@ -273,7 +393,9 @@ def _finish(
     if runner.failures:
         failed = f"{plural(len(runner.failures), 'trial')} failed, so the tables have gaps; the same command tries again."
         told = "\n".join([*(f"Failed: {problem}" for problem in runner.failures.values()), failed])
-        Console(stderr=True).print(told, style="red", markup=False, highlight=False, emoji=False, soft_wrap=True)
+        Console(stderr=True).print(
+            told, style="red", markup=False, highlight=False, emoji=False, soft_wrap=True
+        )
         raise typer.Exit(1)
 
 
@@ -281,11 +403,17 @@ def _numbers(given: str, option: str) -> list[float]:
     try:
         return [float(word) for word in listed(given)]
     except ValueError as error:
-        raise TorchleapError(f"{option} must be numbers such as 0.5,0.25, but is {given!r}.") from error
+        raise TorchleapError(
+            f"{option} must be numbers such as 0.5,0.25, but is {given!r}."
+        ) from error
 
 
 def _duration(seconds: float) -> str:
     minutes = round(seconds / 60)
     return (
-        f"{seconds:.0f} s" if seconds < 90 else f"{minutes} min" if minutes < 90 else f"{minutes // 60} h {minutes % 60:02d} min"
+        f"{seconds:.0f} s"
+        if seconds < 90
+        else f"{minutes} min"
+        if minutes < 90
+        else f"{minutes // 60} h {minutes % 60:02d} min"
     )

@@ -10,27 +10,41 @@ from typing import Annotated
 
 import typer
 
-from ..errors import TorchleapError
-from ..text import plural, table
+from .._common.errors import TorchleapError
+from .._common.text import plural, table
 from .show import IN_QUOTES, as_json, by_role, names_of, progress, separator_of, show
 
 
 def data_inspect(
     context: typer.Context,
-    file: Annotated[str, typer.Argument(help="Parquet, CSV, TSV or Arrow; also a folder, or a pattern in quotes.")],
-    label: Annotated[str | None, typer.Option(help="The column to predict; then leaks are looked for, too.")] = None,
-    threshold: Annotated[float | None, typer.Option(help="The label is 1 above this, for ratings.")] = None,
-    positive: Annotated[str | None, typer.Option(help="The label is 1 where it has this value.")] = None,
+    file: Annotated[
+        str,
+        typer.Argument(help="Parquet, CSV, TSV or Arrow; also a folder, or a pattern in quotes."),
+    ],
+    label: Annotated[
+        str | None, typer.Option(help="The column to predict; then leaks are looked for, too.")
+    ] = None,
+    threshold: Annotated[
+        float | None, typer.Option(help="The label is 1 above this, for ratings.")
+    ] = None,
+    positive: Annotated[
+        str | None, typer.Option(help="The label is 1 where it has this value.")
+    ] = None,
     rows: Annotated[int, typer.Option(min=1, help="Look at that many rows at most.")] = 1_000_000,
-    separator: Annotated[str | None, typer.Option(help="Of CSV; found in its first line if left out.")] = None,
-    names: Annotated[str | None, typer.Option(help=f"Of the columns of CSV without a header: a,b,c; {IN_QUOTES}.")] = None,
+    separator: Annotated[
+        str | None, typer.Option(help="Of CSV; found in its first line if left out.")
+    ] = None,
+    names: Annotated[
+        str | None,
+        typer.Option(help=f"Of the columns of CSV without a header: a,b,c; {IN_QUOTES}."),
+    ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Show what each column holds, and which look wrong.
 
     Example: torchleap data inspect clicks.parquet --label click
     """
-    from ..data.inspection import inspect
+    from ..data.files.inspection import inspect
 
     with progress(context) as tell:
         found = inspect(
@@ -48,24 +62,39 @@ def data_inspect(
 
 def data_convert(
     context: typer.Context,
-    source: Annotated[str, typer.Argument(help="Parquet, CSV, TSV or Arrow; also a folder, or a pattern in quotes.")],
+    source: Annotated[
+        str,
+        typer.Argument(help="Parquet, CSV, TSV or Arrow; also a folder, or a pattern in quotes."),
+    ],
     out: Annotated[Path, typer.Argument(help="The new file: .parquet, .arrow or .csv.")],
-    separator: Annotated[str | None, typer.Option(help="Of CSV; found in its first line if left out.")] = None,
-    names: Annotated[str | None, typer.Option(help=f"Of the columns of CSV without a header: a,b,c; {IN_QUOTES}.")] = None,
+    separator: Annotated[
+        str | None, typer.Option(help="Of CSV; found in its first line if left out.")
+    ] = None,
+    names: Annotated[
+        str | None,
+        typer.Option(help=f"Of the columns of CSV without a header: a,b,c; {IN_QUOTES}."),
+    ] = None,
     force: Annotated[bool, typer.Option("--force", help="Overwrite a file that is there.")] = False,
 ) -> None:
     """Write the rows of a file in another format, with numbers as numbers.
 
     Example: torchleap data convert clicks.csv clicks.parquet
     """
-    from ..data.converting import convert
+    from ..data.files.convert import convert
 
     with progress(context) as tell:
         rows, columns = convert(
-            source, out, separator=separator_of(separator), names=names_of(names), overwrite=force, progress=tell
+            source,
+            out,
+            separator=separator_of(separator),
+            names=names_of(names),
+            overwrite=force,
+            progress=tell,
         )
     if not context.obj["quiet"]:
-        show(f"Wrote {out}: {plural(rows, 'row')}, {plural(columns, 'column')}, {out.stat().st_size / 1e6:,.1f} MB.")
+        show(
+            f"Wrote {out}: {plural(rows, 'row')}, {plural(columns, 'column')}, {out.stat().st_size / 1e6:,.1f} MB."
+        )
 
 
 def data_make_industrial(
@@ -83,15 +112,17 @@ def data_make_industrial(
     """
     import polars as pl
 
-    from ..data.converting import check_free
-    from ..data.industrial import IndustrialLog
+    from ..data.files.convert import check_free
+    from ..data.synthetic.industrial import IndustrialLog
 
     log = IndustrialLog(fields=fields, dims=dims, seed=seed)
     check_free(out, [".parquet"], overwrite=force)
     with progress(context) as tell:
         log.write(out, rows, progress=lambda done: tell("writing", done, rows))
     if not context.obj["quiet"]:
-        show(f"Wrote {out}: {plural(rows, 'row')}, {fields} fields, {dims:,} dims, {out.stat().st_size / 1e6:,.1f} MB.")
+        show(
+            f"Wrote {out}: {plural(rows, 'row')}, {fields} fields, {dims:,} dims, {out.stat().st_size / 1e6:,.1f} MB."
+        )
         share = pl.read_parquet(out, columns=["label"])["label"].to_numpy().mean()
         show(f"The label is 1 in {100 * share:.1f} % of rows.\n\n{by_role(log.role, log.widths)}\n")
         show(f"Next: torchleap data inspect {shlex.quote(str(out))} --label label")
@@ -100,14 +131,17 @@ def data_make_industrial(
 def data_cache(
     context: typer.Context,
     place: Annotated[Path, typer.Argument(help="A folder with data, or a file.")] = Path(),
-    clear: Annotated[bool, typer.Option("--clear", help="Remove what is listed; it is made again when it is needed.")] = False,
+    clear: Annotated[
+        bool,
+        typer.Option("--clear", help="Remove what is listed; it is made again when it is needed."),
+    ] = False,
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """List the encoded copies of data that torchleap keeps to begin faster, here and in the user's cache.
 
     Example: torchleap data cache --clear
     """
-    from ..data import caches
+    from ..data.files import caches
     from ..report import numbers
 
     if not place.exists():
@@ -121,7 +155,10 @@ def data_cache(
     if not found:
         show("Nothing is kept here or in the user's cache.")
         return
-    cells = [[str(one.path), numbers.size(one.bytes), _age(one.changed), one.source or "unknown"] for one in found]
+    cells = [
+        [str(one.path), numbers.size(one.bytes), _age(one.changed), one.source or "unknown"]
+        for one in found
+    ]
     longest = max(len(source) for *_, source in cells)
     header = ["folder", "size", "age", "of".ljust(longest)]
     show(table(header, [[*most, source.ljust(longest)] for *most, source in cells]))

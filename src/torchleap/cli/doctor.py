@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from ..text import table
+from .._common.text import table
 from .show import as_json, show
 
 PACKAGES = (
@@ -37,7 +37,10 @@ def doctor(
         return
     for title, content in found.items():
         show(title, style="bold")
-        show(table(["", ""], [[name, str(value)] for name, value in content.items()]).strip("\n") + "\n")
+        show(
+            table(["", ""], [[name, str(value)] for name, value in content.items()]).strip("\n")
+            + "\n"
+        )
 
 
 def examine() -> dict[str, dict[str, Any]]:

@@ -15,52 +15,116 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
-from ..errors import TorchleapError
-from ..text import held, plural
-from .opening import findings_of, show_findings, show_opening
-from .show import IN_QUOTES, as_json, joined, listed, names_of, numbers_by_name, progress, separator_of, show
+from .._common.errors import TorchleapError
+from .._common.locks import held
+from .._common.text import plural
+from .inputs import findings_of, show_findings, show_opening
+from .show import (
+    IN_QUOTES,
+    as_json,
+    joined,
+    listed,
+    names_of,
+    numbers_by_name,
+    progress,
+    separator_of,
+    show,
+)
 
 if TYPE_CHECKING:
-    from ..data.truth import KnownTruth
-    from ..selecting import Decision
+    from ..data.synthetic.truth import KnownTruth
+    from ..pipeline.decide import Decision
     from ..selection import Selection
 
 STATE = ".state"  # what a run that was broken off leaves in the folder
-RESULTS = ("selection.json", "model", "encoding", "layout.json", "metrics.json", "history.jsonl", "report.json", "report.html")
+RESULTS = (
+    "selection.json",
+    "model",
+    "encoding",
+    "layout.json",
+    "metrics.json",
+    "history.jsonl",
+    "report.json",
+    "report.html",
+)
 
 
 def select(
     context: typer.Context,
-    file: Annotated[str, typer.Argument(help="Parquet, CSV, TSV or Arrow; also a folder, or a pattern in quotes.")],
+    file: Annotated[
+        str,
+        typer.Argument(help="Parquet, CSV, TSV or Arrow; also a folder, or a pattern in quotes."),
+    ],
     label: Annotated[str, typer.Option(help="The column to predict, 0 or 1.")],
     out: Annotated[Path, typer.Option(help="The folder for the results.")],
-    method: Annotated[str, typer.Option(help="How to score fields: leap, permutation, shark, ...")] = "leap",
-    model: Annotated[str, typer.Option(help="The backbone: wide_deep, deepfm, dcn, fibinet, mlp, dlrm.")] = "wide_deep",
-    threshold: Annotated[float | None, typer.Option(help="Keep fields that score at least this; 0.5 for gates.")] = None,
+    method: Annotated[
+        str, typer.Option(help="How to score fields: leap, permutation, shark, ...")
+    ] = "leap",
+    model: Annotated[
+        str, typer.Option(help="The backbone: wide_deep, deepfm, dcn, fibinet, mlp, dlrm.")
+    ] = "wide_deep",
+    threshold: Annotated[
+        float | None, typer.Option(help="Keep fields that score at least this; 0.5 for gates.")
+    ] = None,
     share: Annotated[float | None, typer.Option(help="Keep this share of the fields.")] = None,
     dims: Annotated[int | None, typer.Option(help="Keep at most so many dimensions.")] = None,
-    budget: Annotated[float | None, typer.Option(help="Keep at most so much cost; see --cost.")] = None,
-    cost: Annotated[
-        str | None, typer.Option(help="""What fields cost to keep: name=2.5,other=1, or '"a,b"=2,c=1'; else their width.""")
+    budget: Annotated[
+        float | None, typer.Option(help="Keep at most so much cost; see --cost.")
     ] = None,
-    protect: Annotated[str | None, typer.Option(help=f"Fields that are always kept: a,b,c; {IN_QUOTES}.")] = None,
-    group: Annotated[str | None, typer.Option(help="The column of GAUC's groups, such as users.")] = None,
+    cost: Annotated[
+        str | None,
+        typer.Option(
+            help="""What fields cost to keep: name=2.5,other=1, or '"a,b"=2,c=1'; else their width."""
+        ),
+    ] = None,
+    protect: Annotated[
+        str | None, typer.Option(help=f"Fields that are always kept: a,b,c; {IN_QUOTES}.")
+    ] = None,
+    group: Annotated[
+        str | None, typer.Option(help="The column of GAUC's groups, such as users.")
+    ] = None,
     time: Annotated[str | None, typer.Option(help="When a row happened: split by it.")] = None,
-    drop: Annotated[str | None, typer.Option(help=f"Columns to leave out: a,b,c; {IN_QUOTES}.")] = None,
-    columns: Annotated[Path | None, typer.Option(help="A TOML file that says what columns are.")] = None,
-    label_threshold: Annotated[float | None, typer.Option(help="The label is 1 above this, for ratings.")] = None,
-    positive: Annotated[str | None, typer.Option(help="The label is 1 where it has this value.")] = None,
-    batch: Annotated[int | None, typer.Option(min=2, help="Rows per step; by the number of rows if left out.")] = None,
-    epochs: Annotated[int, typer.Option(min=1, help="At most so many; it stops when nothing gets better.")] = 30,
+    drop: Annotated[
+        str | None, typer.Option(help=f"Columns to leave out: a,b,c; {IN_QUOTES}.")
+    ] = None,
+    columns: Annotated[
+        Path | None, typer.Option(help="A TOML file that says what columns are.")
+    ] = None,
+    label_threshold: Annotated[
+        float | None, typer.Option(help="The label is 1 above this, for ratings.")
+    ] = None,
+    positive: Annotated[
+        str | None, typer.Option(help="The label is 1 where it has this value.")
+    ] = None,
+    batch: Annotated[
+        int | None, typer.Option(min=2, help="Rows per step; by the number of rows if left out.")
+    ] = None,
+    epochs: Annotated[
+        int, typer.Option(min=1, help="At most so many; it stops when nothing gets better.")
+    ] = 30,
     lr: Annotated[float, typer.Option(help="The learning rate.")] = 1e-3,
-    seed: Annotated[int, typer.Option(help="The same seed gives the same selection, on the same machine and thread count.")] = 0,
+    seed: Annotated[
+        int,
+        typer.Option(
+            help="The same seed gives the same selection, on the same machine and thread count."
+        ),
+    ] = 0,
     time_limit: Annotated[float | None, typer.Option(help="Seconds for the whole, about.")] = None,
     resume: Annotated[
-        bool, typer.Option("--resume", help="Continue a run that was interrupted, or by another rule one that decided nothing.")
+        bool,
+        typer.Option(
+            "--resume",
+            help="Continue a run that was interrupted, or by another rule one that decided nothing.",
+        ),
     ] = False,
     force: Annotated[bool, typer.Option("--force", help="Replace results that are there.")] = False,
-    separator: Annotated[str | None, typer.Option(help="Of CSV; found in its first line if left out.")] = None,
-    names: Annotated[str | None, typer.Option(help=f"Of the columns of CSV without a header: a,b,c; {IN_QUOTES}.")] = None,
+    separator: Annotated[
+        str | None, typer.Option(help="Of CSV; found in its first line if left out.")
+    ] = None,
+    names: Annotated[
+        str | None,
+        typer.Option(help=f"Of the columns of CSV without a header: a,b,c; {IN_QUOTES}."),
+    ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Find the fields that can go, cut them out, and write the smaller model with a report.
@@ -74,21 +138,33 @@ def select(
     _check_folder(out, resume=resume, force=force)
     _check_rule({"--threshold": threshold, "--share": share, "--dims": dims, "--budget": budget})
     costs = numbers_by_name(cost, "--cost")
-    from .. import methods, models, ranks
+    from .. import methods, models
     from ..data import read
-    from ..searching import suited_batch
-    from ..selecting import decide, forget
-    from ..train import Training
+    from ..distributed import ranks
+    from ..pipeline.decide import decide, forget
+    from ..pipeline.search import suited_batch
+    from ..training.fit import Training
 
     chosen, backbone = methods.named(method), models.named(model)  # before the data is read
-    training = Training(epochs=epochs, lr=lr, metric="gauc" if group else "auc", checkpoint_minutes=1.0)
+    training = Training(
+        epochs=epochs, lr=lr, metric="gauc" if group else "auc", checkpoint_minutes=1.0
+    )
     started = clock.time() - 1  # files are dated by a coarser clock
     reading: dict[str, Any] = {
         "label": label, "threshold": label_threshold, "positive": positive,
         "separator": separator_of(separator), "names": names_of(names),
     }  # fmt: skip
     with progress(context) as tell:
-        task = read(file, **reading, group=group, time=time, drop=listed(drop), columns=columns, seed=seed, progress=tell)
+        task = read(
+            file,
+            **reading,
+            group=group,
+            time=time,
+            drop=listed(drop),
+            columns=columns,
+            seed=seed,
+            progress=tell,
+        )
         task = task.priced(costs=costs, protect=listed(protect))
         findings = findings_of(context, task, file, reading)
     with ranks.joined(), _kept(context, out):
@@ -100,13 +176,15 @@ def select(
             decision = decide(
                 task, model=backbone, method=chosen, training=replace(training, batch=batch or suited_batch(task)),
                 threshold=threshold, share=share, dims=dims, cost=budget, seed=seed, time_limit=time_limit,
-                checkpoint=out / STATE, keep_checkpoint=True, callbacks=watch.callbacks, tell=watch.stage, findings=findings,
+                checkpoint=out / STATE, keep_checkpoint=True, callbacks=watch.callbacks, on_stage=watch.stage, findings=findings,
             )  # fmt: skip
             decision.record["task"]["source"] = file
         with ranks.first_before_others():
             if ranks.is_first():
                 _write(context, decision, out)
-                if decision.record["undecided"] is None:  # else another rule may follow, which needs no training
+                if (
+                    decision.record["undecided"] is None
+                ):  # else another rule may follow, which needs no training
                     forget(out / STATE)
                 _tell(context, decision, out, json, time_limit)
 
@@ -115,15 +193,20 @@ def demo(
     context: typer.Context,
     out: Annotated[Path, typer.Option(help="The folder for the results.")] = Path("torchleap-demo"),
     rows: Annotated[int, typer.Option(min=5_000, help="Rows to draw.")] = 60_000,
-    seed: Annotated[int, typer.Option(help="Another seed draws another world; it repeats on the same machine and threads.")] = 0,
+    seed: Annotated[
+        int,
+        typer.Option(
+            help="Another seed draws another world; it repeats on the same machine and threads."
+        ),
+    ] = 0,
 ) -> None:
     """Select among 26 fields of synthetic rows with known ground truth, 1 to 256 wide, and compare; about a minute.
 
     Example: torchleap demo
     """
-    from ..data.truth import KnownTruth, known_truth
-    from ..selecting import decide
-    from ..train import Training
+    from ..data.synthetic.truth import KnownTruth, known_truth
+    from ..pipeline.decide import decide
+    from ..training.fit import Training
 
     _check_place(out)
     context.with_resource(_alone(out))
@@ -131,8 +214,17 @@ def demo(
     task = known_truth(truth, rows)
     training = Training(batch=256, epochs=12, patience=2)
     with _watch(context, partial(show_opening, task, [], "", 0.0)) as watch:
-        decision = decide(task, training=training, seed=seed, callbacks=watch.callbacks, tell=watch.stage, roles=truth.role)
-    decision.record["task"]["source"] = f"synthetic: tl.data.known_truth(tl.data.KnownTruth(seed={seed}), {rows})"
+        decision = decide(
+            task,
+            training=training,
+            seed=seed,
+            callbacks=watch.callbacks,
+            on_stage=watch.stage,
+            roles=truth.role,
+        )
+    decision.record["task"]["source"] = (
+        f"synthetic: tl.data.known_truth(tl.data.KnownTruth(seed={seed}), {rows})"
+    )
     _write(context, decision, out)
     show(f"\n{against_truth(decision.selection, truth)}")
     _tell(context, decision, out, as_json_too=False, time_limit=None)
@@ -162,7 +254,9 @@ def _check_place(out: Path) -> None:
     nearest = next(place for place in (out, *out.absolute().parents) if place.exists())
     if not nearest.is_dir() or not os.access(nearest, os.W_OK | os.X_OK):
         reason = "is not yours to write to" if nearest.is_dir() else "is a file"
-        raise TorchleapError(f"The results cannot be written to {out}: {nearest} {reason}. Give another --out.")
+        raise TorchleapError(
+            f"The results cannot be written to {out}: {nearest} {reason}. Give another --out."
+        )
 
 
 def _check_folder(out: Path, *, resume: bool, force: bool) -> None:
@@ -173,7 +267,9 @@ def _check_folder(out: Path, *, resume: bool, force: bool) -> None:
         done = "is done already" if there else "has no run to resume"
         raise TorchleapError(f"{out} {done}. Leave --resume out.")
     if state and not resume and not force:
-        raise TorchleapError(f"{out} has a run that was not finished. Give --resume to continue it, or --force to start again.")
+        raise TorchleapError(
+            f"{out} has a run that was not finished. Give --resume to continue it, or --force to start again."
+        )
     if there and not force and not resume:
         raise TorchleapError(
             f"{out} has results already: {', '.join(there[:3])}. Give another --out, or --force to replace them."
@@ -183,14 +279,16 @@ def _check_folder(out: Path, *, resume: bool, force: bool) -> None:
 def _check_rule(rules: Mapping[str, float | None]) -> None:
     given = [option for option, value in rules.items() if value is not None]
     if len(given) > 1:
-        raise TorchleapError(f"Expected one of {', '.join(rules)}, but found {' and '.join(given)}. Give one of them.")
+        raise TorchleapError(
+            f"Expected one of {', '.join(rules)}, but found {' and '.join(given)}. Give one of them."
+        )
 
 
 @contextmanager
 def _kept(context: typer.Context, out: Path) -> Iterator[None]:
     """Say how to resume a run that is interrupted."""
-    from .. import ranks
-    from ..selecting import is_saved
+    from ..distributed import ranks
+    from ..pipeline.decide import is_saved
 
     try:
         yield
@@ -210,7 +308,11 @@ def _command(context: typer.Context, *more: str) -> str:
     """What was called, to be called again."""
     words = [word for word in context.obj["words"] if word not in ("--resume", "--force")]
     count = os.environ.get("WORLD_SIZE", "1") if "LOCAL_RANK" in os.environ else "1"
-    program = ["torchleap"] if count == "1" else ["torchrun", f"--nproc-per-node={count}", "-m", "torchleap.cli"]
+    program = (
+        ["torchleap"]
+        if count == "1"
+        else ["torchrun", f"--nproc-per-node={count}", "-m", "torchleap.cli"]
+    )
     return shlex.join([*program, *words, *more])
 
 
@@ -222,7 +324,13 @@ def _write(context: typer.Context, decision: Decision, out: Path) -> None:
     decision.save(out, also=lambda made: report.write(made / "report.html"))
 
 
-def _tell(context: typer.Context, decision: Decision, out: Path, as_json_too: bool, time_limit: float | None) -> None:
+def _tell(
+    context: typer.Context,
+    decision: Decision,
+    out: Path,
+    as_json_too: bool,
+    time_limit: float | None,
+) -> None:
     from ..report.verdict import advice, certainty, headline, savings
 
     record, selection = decision.record, decision.selection
@@ -235,14 +343,20 @@ def _tell(context: typer.Context, decision: Decision, out: Path, as_json_too: bo
     if not context.obj["quiet"]:
         show("")
     show(headline(record), style="bold")
-    show_findings([one for one in record["findings"] if one["kind"] == "leak"], str(record["task"]["source"]))
+    show_findings(
+        [one for one in record["findings"] if one["kind"] == "leak"], str(record["task"]["source"])
+    )
     if selection.dropped:
         show(f"{measured(record)} {certainty(record)}\n{savings(record)}")
         show(f"Keep: {shortened(selection.kept)}.\nDrop: {shortened(selection.dropped)}.")
     elif record["undecided"]:
-        show(f"{advice(record)} To keep the better half, without training again: --resume --share 0.5 in place of another rule.")
+        show(
+            f"{advice(record)} To keep the better half, without training again: --resume --share 0.5 in place of another rule."
+        )
     else:
-        show(f"{_why_all_stay(record, time_limit)} Another one drops some: torchleap select ... --share 0.5.")
+        show(
+            f"{_why_all_stay(record, time_limit)} Another one drops some: torchleap select ... --share 0.5."
+        )
     unsure = "" if record["undecided"] else least_sure(record)
     if unsure:
         show(f"Close calls: {unsure}.")
@@ -255,7 +369,11 @@ def _tell(context: typer.Context, decision: Decision, out: Path, as_json_too: bo
 def _why_all_stay(record: Mapping[str, Any], time_limit: float | None) -> str:
     if "threshold" not in record["rule"]:
         return "By this rule none of them has to go."
-    early = "" if time_limit is None else f" Gates close late: within {time_limit:g} seconds they may have had too few steps."
+    early = (
+        ""
+        if time_limit is None
+        else f" Gates close late: within {time_limit:g} seconds they may have had too few steps."
+    )
     return f"No field that may go scores low enough by this rule.{early}"
 
 
@@ -279,19 +397,29 @@ def least_sure(record: Mapping[str, Any], count: int = 3, within: float = 0.2) -
     bar = threshold(record)
     if bar is None:
         return ""
-    near = sorted((abs(f["score"] - bar), f["name"], f) for f in record["fields"] if not f["protected"])
-    shown = [f"{name} ({f['score']:.2f}, {decision(f)})" for away, name, f in near[:count] if away <= within]
+    near = sorted(
+        (abs(f["score"] - bar), f["name"], f) for f in record["fields"] if not f["protected"]
+    )
+    shown = [
+        f"{name} ({f['score']:.2f}, {decision(f)})"
+        for away, name, f in near[:count]
+        if away <= within
+    ]
     return f"{', '.join(shown)}; the threshold is {bar:g}" if shown else ""
 
 
 class _watch:  # noqa: N801
     """Shows the stages, a bar with the time left, and the gates; nothing if the command is to be quiet."""
 
-    def __init__(self, context: typer.Context, opening: Callable[[], None], *, quiet: bool = False) -> None:
+    def __init__(
+        self, context: typer.Context, opening: Callable[[], None], *, quiet: bool = False
+    ) -> None:
         from ..callbacks import LiveGates, Progress
 
         self.console = Console(stderr=True)
-        self.opening: Callable[[], None] | None = opening  # called once all settings have been found good
+        self.opening: Callable[[], None] | None = (
+            opening  # called once all settings have been found good
+        )
         self.quiet = quiet or bool(context.obj["quiet"])
         self.gates, self.bar = LiveGates(console=self.console), Progress(self.console)
         self.callbacks = () if self.quiet else (self.gates, self.bar)

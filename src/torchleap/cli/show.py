@@ -12,11 +12,15 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
-from ..errors import TorchleapError
-from ..text import table
+from .._common.errors import TorchleapError
+from .._common.text import table
 
-IN_QUOTES = """a name with a comma in double quotes: '"a,b",c'"""  # for the help of options that are lists
-Tell = Callable[[str, int, int], None]  # what is being done, how many rows or columns are, of how many
+IN_QUOTES = (
+    """a name with a comma in double quotes: '"a,b",c'"""  # for the help of options that are lists
+)
+Tell = Callable[
+    [str, int, int], None
+]  # what is being done, how many rows or columns are, of how many
 
 
 def show(text: str, style: str = "") -> None:
@@ -28,11 +32,18 @@ def show(text: str, style: str = "") -> None:
 def progress(context: typer.Context) -> Iterator[Tell]:
     """A bar with the time left, on a terminal."""
     console = Console(stderr=True)
-    columns = (TextColumn("{task.description}", markup=False), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
+    columns = (
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        TaskProgressColumn(),
+        TimeRemainingColumn(),
+    )
     hidden = context.obj["quiet"] or not console.is_terminal
     with Progress(*columns, console=console, transient=True, disable=hidden) as bar:
         task = bar.add_task("reading", total=None)
-        yield lambda what, done, total: bar.update(task, description=what, completed=done, total=total)
+        yield lambda what, done, total: bar.update(
+            task, description=what, completed=done, total=total
+        )
 
 
 def separator_of(given: str | None) -> str | None:
@@ -47,8 +58,14 @@ def names_of(given: str | None) -> list[str] | None:
 
 def by_role(roles: Mapping[str, str], widths: Mapping[str, int]) -> str:
     """How many fields and dimensions each role has."""
-    members = {role: [widths[name] for name in roles if roles[name] == role] for role in sorted(set(roles.values()))}
-    return table(["role", "fields", "dims"], [[role, str(len(own)), f"{sum(own):,}"] for role, own in members.items()])
+    members = {
+        role: [widths[name] for name in roles if roles[name] == role]
+        for role in sorted(set(roles.values()))
+    }
+    return table(
+        ["role", "fields", "dims"],
+        [[role, str(len(own)), f"{sum(own):,}"] for role, own in members.items()],
+    )
 
 
 def as_json(content: Any) -> None:
@@ -71,16 +88,22 @@ def joined(names: Iterable[str]) -> str:
     >>> joined(["a", "b", "c,d"])
     'a, b, "c,d"'
     """
-    return ", ".join('"{}"'.format(n.replace('"', '""')) if "," in n or n.startswith('"') else n for n in names)
+    return ", ".join(
+        '"{}"'.format(n.replace('"', '""')) if "," in n or n.startswith('"') else n for n in names
+    )
 
 
 def _words(given: str) -> list[str]:
     try:
         *words, rest = next(csv.reader([f"{given},"], skipinitialspace=True))
     except csv.Error as error:
-        raise TorchleapError(f"Expected words with commas between them, but found {given!r}: {error}.") from error
+        raise TorchleapError(
+            f"Expected words with commas between them, but found {given!r}: {error}."
+        ) from error
     if rest:  # the comma that was put behind the last word became part of it
-        raise TorchleapError(f'Expected a,b or "a,b",c with every double quote closed, but found {given!r}.')
+        raise TorchleapError(
+            f'Expected a,b or "a,b",c with every double quote closed, but found {given!r}.'
+        )
     return [word.strip() for word in words]
 
 

@@ -3,27 +3,29 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from ..errors import DataError
-from .industrial import IndustrialLog, industrial
-from .truth import KnownTruth, known_truth
+from .._common.errors import DataError
+from .synthetic.industrial import IndustrialLog, industrial
+from .synthetic.truth import KnownTruth, known_truth
 
 if TYPE_CHECKING:
-    from .applying import Encoding, save_encoding
-    from .converting import convert
-    from .inspection import inspect
-    from .public import aliccp, avazu, census_income, criteo, download, movielens_1m
-    from .reading import read
-    from .schema import Column
+    from .files.convert import convert
+    from .files.encoding import Encoding, save_encoding
+    from .files.inspection import inspect
+    from .files.read import read
+    from .files.schema import Column
+    from .sets.public import aliccp, avazu, census_income, criteo, download, movielens_1m
     from .task import Batch, Batches, Rows, Task
 
 _HOME = {  # polars takes a while to import and is an extra, so these are imported when they are asked for
-    **dict.fromkeys(("aliccp", "avazu", "census_income", "criteo", "download", "movielens_1m"), "public"),
+    **dict.fromkeys(
+        ("aliccp", "avazu", "census_income", "criteo", "download", "movielens_1m"), "sets.public"
+    ),
     **dict.fromkeys(("Batch", "Batches", "Rows", "Task"), "task"),
-    **dict.fromkeys(("Encoding", "save_encoding"), "applying"),
-    "Column": "schema",
-    "convert": "converting",
-    "inspect": "inspection",
-    "read": "reading",
+    **dict.fromkeys(("Encoding", "save_encoding"), "files.encoding"),
+    "Column": "files.schema",
+    "convert": "files.convert",
+    "inspect": "files.inspection",
+    "read": "files.read",
 }
 
 __all__ = [
@@ -58,7 +60,9 @@ def __getattr__(name: str) -> Any:
     except ModuleNotFoundError as error:
         if error.name not in ("polars", "pyarrow"):
             raise
-        raise DataError(f"Reading data needs the package {error.name}. Install it: pip install 'torchleap[data]'.") from error
+        raise DataError(
+            f"Reading data needs the package {error.name}. Install it: pip install 'torchleap[data]'."
+        ) from error
     globals()[name] = found
     return found
 

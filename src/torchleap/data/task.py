@@ -16,14 +16,16 @@ import torch
 from torch import Tensor
 from torch.utils.data import IterableDataset, get_worker_info
 
-from .. import ranks
-from ..errors import DataError, FieldError, is_number, is_whole, nearest, refuse_settings, shown
+from .._common.checks import is_number, is_whole, refuse_settings
+from .._common.errors import DataError, FieldError, nearest, shown
+from .._common.plain import key_of
+from .._common.text import first_line, plural, table
+from ..distributed import ranks
 from ..fields import Field, Fields
 from ..selection import Selection
-from ..text import first_line, plural, table
-from .cache import key_of, verify
-from .schema import Column
-from .splits import PARTS
+from .files.cache import verify
+from .files.schema import Column
+from .files.splits import PARTS
 
 FORMAT = 2  # of the manifest, as in encoding.py
 IN_MEMORY = 4 << 30  # bytes of encoded rows up to which they are held in memory
@@ -48,11 +50,15 @@ class TaskColumn:
         """Refuse what no train rows can have taught; a file may say anything."""
         counts = (self.slots - 1, self.width, self.categories)
         fits = all(is_whole(count) and 0 <= count < 1 << 40 for count in counts)
-        fits = fits and all(is_number(share) and 0 <= share < 1 << 40 for share in (self.missing, self.common))
+        fits = fits and all(
+            is_number(share) and 0 <= share < 1 << 40 for share in (self.missing, self.common)
+        )
         fits = fits and (self.is_ids or self.width == self.slots)
         self.column.name.encode()  # raises on what is not text, or cannot be written
         if not fits or not _are_numbers(self.numbers, self.slots):
-            raise ValueError(f"what it says about the column {self.column.name!r:.80} cannot be learnt from rows")
+            raise ValueError(
+                f"what it says about the column {self.column.name!r:.80} cannot be learnt from rows"
+            )
 
     @property
     def name(self) -> str:
@@ -67,14 +73,24 @@ class TaskColumn:
 
 def _are_numbers(numbers: Any, slots: int) -> bool:
     """Say whether a column of so many slots can be scaled by these; the last slot may say whether a value is missing."""
-    if not isinstance(numbers, dict) or not all(isinstance(values, list) and values for values in numbers.values()):
+    if not isinstance(numbers, dict) or not all(
+        isinstance(values, list) and values for values in numbers.values()
+    ):
         return False
-    if not all(is_number(value) and abs(value) <= sys.float_info.max for values in numbers.values() for value in values):
+    if not all(
+        is_number(value) and abs(value) <= sys.float_info.max
+        for values in numbers.values()
+        for value in values
+    ):
         return False
     if "knots" in numbers:
         return slots in (1, 2)
     if numbers.keys() == {"shift", "scale"}:
-        return len(numbers["shift"]) in (slots, slots - 1) and len(numbers["scale"]) == 1 and numbers["scale"][0] > 0
+        return (
+            len(numbers["shift"]) in (slots, slots - 1)
+            and len(numbers["scale"]) == 1
+            and numbers["scale"][0] > 0
+        )
     return not numbers
 
 
@@ -134,7 +150,9 @@ class Task:
     keep: Any = None  # holds a temporary folder as long as there is a task
     costs: Mapping[str, float] = field(default_factory=dict)
     protected: frozenset[str] = frozenset()
-    files: Mapping[str, Sequence[int]] = field(default_factory=dict, repr=False)  # their sizes and checksums, by name
+    files: Mapping[str, Sequence[int]] = field(
+        default_factory=dict, repr=False
+    )  # their sizes and checksums, by name
 
     @classmethod
     def load(cls, folder: Path, keep: Any = None) -> "Task":
@@ -142,9 +160,13 @@ class Task:
         try:
             content = json.loads((folder / "task.json").read_text(encoding="utf-8"))
         except (OSError, ValueError, RecursionError) as error:
-            raise DataError(f"{folder} holds no encoded data: {first_line(error)}. Remove it and read the data again.") from error
+            raise DataError(
+                f"{folder} holds no encoded data: {first_line(error)}. Remove it and read the data again."
+            ) from error
         if not isinstance(content, dict):
-            raise DataError(f"{folder}/task.json is damaged: expected an object, but found {content!r:.40}. Remove {folder}.")
+            raise DataError(
+                f"{folder}/task.json is damaged: expected an object, but found {content!r:.40}. Remove {folder}."
+            )
         if content.get("format") != FORMAT:
             raise DataError(
                 f"{folder}: expected encoded data of format {FORMAT}, but found {content.get('format')!r}. Remove it."
@@ -159,7 +181,14 @@ class Task:
                 columns.append(TaskColumn(Column(**record), f"{number}.bin", **learnt))
             _check_record(content)
             _check_sizes(columns, content["rows"], content["files"])
-            return cls(folder, tuple(columns), content["rows"], content["roles"], keep, files=dict(content["files"]))
+            return cls(
+                folder,
+                tuple(columns),
+                content["rows"],
+                content["roles"],
+                keep,
+                files=dict(content["files"]),
+            )
         except (KeyError, TypeError, AttributeError, ValueError) as error:
             raise DataError(
                 f"{folder}/task.json is damaged: {shown(error, 120)}. Remove {folder} and read the data again."
@@ -179,7 +208,12 @@ class Task:
     def fields(self) -> Fields:
         """What a model reads: a field for each column, with its width."""
         return Fields(
-            [Field(c.name, c.width, cost=self.costs.get(c.name), protected=c.name in self.protected) for c in self.columns]
+            [
+                Field(
+                    c.name, c.width, cost=self.costs.get(c.name), protected=c.name in self.protected
+                )
+                for c in self.columns
+            ]
         )
 
     @cached_property
@@ -200,8 +234,17 @@ class Task:
     @cached_property
     def fingerprint(self) -> str:
         """A short name for what the rows hold: what was learnt of the columns, and all labels."""
-        labels = [crc32(rows.label.numpy().tobytes()) for rows in (self.train, self.valid, self.test)]
-        return key_of({"rows": self.rows, "roles": self.roles, "columns": [asdict(c) for c in self.columns], "labels": labels})
+        labels = [
+            crc32(rows.label.numpy().tobytes()) for rows in (self.train, self.valid, self.test)
+        ]
+        return key_of(
+            {
+                "rows": self.rows,
+                "roles": self.roles,
+                "columns": [asdict(c) for c in self.columns],
+                "labels": labels,
+            }
+        )
 
     def only(self, names: Iterable[str] | Selection) -> "Task":
         """The same task with fewer input columns; nothing is read or encoded again."""
@@ -212,9 +255,13 @@ class Task:
             raise FieldError(f"There is no field {name!r}. {nearest(str(name), self.fields.names)}")
         if not wanted:
             raise FieldError("No field is left: expected at least one name.")
-        return replace(self, columns=tuple(column for column in self.columns if column.name in wanted))
+        return replace(
+            self, columns=tuple(column for column in self.columns if column.name in wanted)
+        )
 
-    def priced(self, *, costs: Mapping[str, float] | None = None, protect: Iterable[str] = ()) -> "Task":
+    def priced(
+        self, *, costs: Mapping[str, float] | None = None, protect: Iterable[str] = ()
+    ) -> "Task":
         """The same task with costs of some fields, and with fields that are always kept."""
         costs, protected = dict(costs or {}), frozenset(protect)
         for name in (*costs, *protected):
@@ -228,12 +275,16 @@ class Task:
         column = self.columns[self.fields.index(name)]
         path = self.verified(Path(column.file).with_suffix(".parquet").name)
         if not column.is_ids or column.column.buckets:
-            raise DataError(f"{name!r} has no vocabulary: it holds {'hashed categories' if column.is_ids else 'numbers'}.")
+            raise DataError(
+                f"{name!r} has no vocabulary: it holds {'hashed categories' if column.is_ids else 'numbers'}."
+            )
         try:
             return polars.read_parquet(path, glob=False)["value"].to_list()
         except (OSError, polars.exceptions.PolarsError) as error:
             reason = str(error).splitlines()[0].rstrip(".")
-            raise DataError(f"{path} is damaged or gone: {reason}. Remove {self.folder} and read the data again.") from error
+            raise DataError(
+                f"{path} is damaged or gone: {reason}. Remove {self.folder} and read the data again."
+            ) from error
 
     def verified(self, name: str) -> Path:
         """Return the path of one of the task's files, which is what was written; what this process holds is not asked."""
@@ -258,10 +309,19 @@ class Task:
 
     def __str__(self) -> str:
         cells = [
-            [c.name, _kind(c), str(c.width), f"{c.categories:,}" if c.is_ids else "", f"{c.missing:.1%}", f"{c.common:.1%}"]
+            [
+                c.name,
+                _kind(c),
+                str(c.width),
+                f"{c.categories:,}" if c.is_ids else "",
+                f"{c.missing:.1%}",
+                f"{c.common:.1%}",
+            ]
             for c in self.columns
         ]
-        return f"{self!r}\n{table(['field', 'kind', 'width', 'ids', 'missing', 'most common'], cells)}"
+        return (
+            f"{self!r}\n{table(['field', 'kind', 'width', 'ids', 'missing', 'most common'], cells)}"
+        )
 
 
 def _check_record(content: dict[str, Any]) -> None:
@@ -327,14 +387,20 @@ class Rows:
         """Batches of this many rows, the last one smaller; see `Batches`."""
         if together:
             shard = ranks.rank(), ranks.count()
-        return Batches(self, size, shuffle=shuffle, seed=seed, shard=shard, memory=memory, together=together)
+        return Batches(
+            self, size, shuffle=shuffle, seed=seed, shard=shard, memory=memory, together=together
+        )
 
     def between(self, start: int, stop: int, size: int) -> Iterator[Batch]:
         """Neighbouring rows in their order, so many at once."""
         in_memory = self._held is not None or self.bytes <= IN_MEMORY
         for first in range(start, stop, size):
             last = min(stop, first + size)
-            yield self.all().take(slice(first, last)) if in_memory else self.read(np.array([[first, last]]))
+            yield (
+                self.all().take(slice(first, last))
+                if in_memory
+                else self.read(np.array([[first, last]]))
+            )
 
     def all(self) -> Batch:
         """All rows in one batch, held in memory from then on."""
@@ -357,28 +423,44 @@ class Rows:
     def read(self, ranges: Any) -> Batch:
         """The rows of some ranges (start, stop), one after the other, from disk."""
         label = self._gather([("label", 1)], np.float32, ranges)[:, 0]
-        ids = self._gather([(c.file, c.slots) for c in self.task.columns if c.is_ids], np.int32, ranges)
-        numbers = self._gather([(c.file, c.slots) for c in self.task.columns if not c.is_ids], np.float32, ranges)
-        group = self._gather([("group", 1)], np.int32, ranges)[:, 0] if self.task.roles["group"] else None
+        ids = self._gather(
+            [(c.file, c.slots) for c in self.task.columns if c.is_ids], np.int32, ranges
+        )
+        numbers = self._gather(
+            [(c.file, c.slots) for c in self.task.columns if not c.is_ids], np.float32, ranges
+        )
+        group = (
+            self._gather([("group", 1)], np.int32, ranges)[:, 0]
+            if self.task.roles["group"]
+            else None
+        )
         self._refuse_unknown(ids)
         return Batch(ids, numbers, label, group)
 
     def _refuse_unknown(self, ids: Tensor) -> None:
         """Refuse ids that no table has: the encoded data is not what its manifest says."""
         columns = [column for column in self.task.columns if column.is_ids]
-        tables = torch.tensor([column.categories for column in columns for _ in range(column.slots)])
+        tables = torch.tensor(
+            [column.categories for column in columns for _ in range(column.slots)]
+        )
         if len(ids) and columns and (int(ids.min()) < 0 or bool((ids.amax(0) >= tables).any())):
             folder = self.task.folder
-            raise DataError(f"{folder} is damaged: it has ids that no column has. Remove it and read the data again.")
+            raise DataError(
+                f"{folder} is damaged: it has ids that no column has. Remove it and read the data again."
+            )
 
-    def _gather(self, files: Sequence[tuple[str, int]], dtype: type[np.generic], ranges: Any) -> Tensor:
+    def _gather(
+        self, files: Sequence[tuple[str, int]], dtype: type[np.generic], ranges: Any
+    ) -> Tensor:
         rows = int(sum(stop - start for start, stop in ranges))
         found = np.empty((rows, sum(slots for _, slots in files)), dtype=dtype)
         to = 0
         for start, stop in ranges:
             column = 0
             for name, slots in files:
-                found[to : to + stop - start, column : column + slots] = self._map(name, dtype, slots)[start:stop]
+                found[to : to + stop - start, column : column + slots] = self._map(
+                    name, dtype, slots
+                )[start:stop]
                 column += slots
             to += stop - start
         return torch.from_numpy(found)
@@ -428,9 +510,12 @@ class Batches(IterableDataset[Batch]):
     ) -> None:
         refuse_settings(
             {
-                f"size must be a whole number of rows, at least 1, but is {size!r}": is_whole(size) and size >= 1,
+                f"size must be a whole number of rows, at least 1, but is {size!r}": is_whole(size)
+                and size >= 1,
                 f"seed must be a whole number, but is {seed!r}": is_whole(seed),
-                f"shard must be (number, count) with 0 <= number < count, but is {shard!r}": _is_shard(shard),
+                f"shard must be (number, count) with 0 <= number < count, but is {shard!r}": _is_shard(
+                    shard
+                ),
             }
         )
         self.rows = rows
@@ -444,7 +529,9 @@ class Batches(IterableDataset[Batch]):
         self.position = 0  # batches of this epoch that are behind us
         self._own_epochs = 0  # that this process has ended
         self._loaded = False  # whether the next iteration goes on at the position
-        self._ended = _shared_counts()  # epochs that each worker has ended; the last place is the number of workers
+        self._ended = (
+            _shared_counts()
+        )  # epochs that each worker has ended; the last place is the number of workers
 
     def __len__(self) -> int:
         if not self.together:
@@ -455,7 +542,11 @@ class Batches(IterableDataset[Batch]):
     def _count(self, number: int) -> int:
         """The rows of a shard in this epoch."""
         of = self.shard[1]
-        return len(range(number, len(self.rows), of)) if self.memory else sum(b - a for a, b in self._ranges(number, of))
+        return (
+            len(range(number, len(self.rows), of))
+            if self.memory
+            else sum(b - a for a, b in self._ranges(number, of))
+        )
 
     @property
     def epoch(self) -> int:
@@ -503,21 +594,32 @@ class Batches(IterableDataset[Batch]):
 
     def _settings(self) -> dict[str, Any]:
         shard = [0, 1] if self.together else list(self.shard)
-        return {"size": self.size_of_all, "seed": self.seed, "shuffle": self.shuffle, "shard": shard}
+        return {
+            "size": self.size_of_all,
+            "seed": self.seed,
+            "shuffle": self.shuffle,
+            "shard": shard,
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on where another object with the same settings stood."""
         expected = self._settings()
         lacking = [key for key in ("epoch", "position", *expected) if key not in state]
         if lacking:
-            raise DataError(f"Expected the place in batches from state_dict(), but it lacks {', '.join(lacking)}.")
+            raise DataError(
+                f"Expected the place in batches from state_dict(), but it lacks {', '.join(lacking)}."
+            )
         other = {key: state[key] for key in expected if state[key] != expected[key]}
         if other:
-            ours, theirs = (" and ".join(f"{key}={value[key]}" for key in other) for value in (expected, other))
+            ours, theirs = (
+                " and ".join(f"{key}={value[key]}" for key in other) for value in (expected, other)
+            )
             raise DataError(f"Expected the place in batches with {ours}, but found {theirs}.")
         for key in ("epoch", "position"):
             if not is_whole(state[key]) or not 0 <= state[key] < 1 << 62:
-                raise DataError(f"Expected the {key} of a place in batches, but found {state[key]!r:.40}.")
+                raise DataError(
+                    f"Expected the {key} of a place in batches, but found {state[key]!r:.40}."
+                )
         self._own_epochs, self.position, self._loaded = state["epoch"], state["position"], True
         self._ended.zero_()
 
@@ -532,7 +634,7 @@ class Batches(IterableDataset[Batch]):
         if not self._ended.is_shared():  # type: ignore[no-untyped-call]  # a copy, and no worker's
             self._ended = _shared_counts().copy_(self._ended)
 
-    def _dice(self) -> torch.Generator:
+    def _rng(self) -> torch.Generator:
         return torch.Generator().manual_seed((self.seed * 1_000_003 + self.epoch) % (1 << 63))
 
     def _from_memory(self, worker: int, workers: int) -> Iterator[Batch]:
@@ -544,7 +646,7 @@ class Batches(IterableDataset[Batch]):
                 yield everything.take(slice(start, start + self.size))
             return
         rows = len(self.rows)
-        order = torch.randperm(rows, generator=self._dice()) if self.shuffle else torch.arange(rows)
+        order = torch.randperm(rows, generator=self._rng()) if self.shuffle else torch.arange(rows)
         order = order[number::count]
         for start in range(first, len(order), step):
             yield everything.take(order[start : start + self.size])
@@ -553,13 +655,16 @@ class Batches(IterableDataset[Batch]):
         """The blocks of a shard, in the order in which they are read."""
         starts = np.arange(0, len(self.rows), BLOCK)
         if self.shuffle:
-            starts = starts[torch.randperm(len(starts), generator=self._dice()).numpy()]
+            starts = starts[torch.randperm(len(starts), generator=self._rng()).numpy()]
         starts = starts[number::count]
         return np.stack([starts, np.minimum(starts + BLOCK, len(self.rows))], axis=1)
 
     def _from_disk(self, worker: int, workers: int) -> Iterator[Batch]:
         parts: list[Batch] = []  # of the batch in the making, which may lie in several windows
-        lacking, number = self.size, 0  # rows of that batch, and its place among those that are before us
+        lacking, number = (
+            self.size,
+            0,
+        )  # rows of that batch, and its place among those that are before us
         for block, rows in self._windows():
             start = 0
             while start < len(rows):
@@ -578,12 +683,12 @@ class Batches(IterableDataset[Batch]):
     def _windows(self) -> Iterator[tuple[Batch, Tensor]]:
         """Rows that are read together, and the order in which they come; those that are behind us are left out."""
         ranges = self._ranges(*self.shard)
-        dice = self._dice()
+        rng = self._rng()
         skip = self.position * self.size  # rows that are behind us
         for first in range(0, len(ranges), WINDOW):
             window = ranges[first : first + WINDOW]
             rows = int((window[:, 1] - window[:, 0]).sum())
-            order = torch.randperm(rows, generator=dice) if self.shuffle else torch.arange(rows)
+            order = torch.randperm(rows, generator=rng) if self.shuffle else torch.arange(rows)
             if skip < rows:
                 yield self.rows.read(window), order[skip:]
             skip = max(0, skip - rows)

@@ -5,7 +5,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from ..errors import FieldError
+from .._common.errors import FieldError
 
 
 def refuse_outside(bag: nn.EmbeddingBag, given: tuple[Any, ...], named: Mapping[str, Any]) -> None:
@@ -26,10 +26,16 @@ def refuse_outside(bag: nn.EmbeddingBag, given: tuple[Any, ...], named: Mapping[
     if ids.numel():
         low, high = (int(end) for end in ids.aminmax())
         if low < 0 or high >= rows:
-            raise FieldError(f"Expected ids from 0 to {rows - 1} for a table, but found {low} to {high}.")
-    if isinstance(offsets, Tensor) and not _are_in_order(offsets, ids.numel(), bag.include_last_offset):
+            raise FieldError(
+                f"Expected ids from 0 to {rows - 1} for a table, but found {low} to {high}."
+            )
+    if isinstance(offsets, Tensor) and not _are_in_order(
+        offsets, ids.numel(), bag.include_last_offset
+    ):
         found = str(offsets.tolist())[:80]
-        raise FieldError(f"Expected offsets in order, from 0 to at most {ids.numel()}, but found {found}.")
+        raise FieldError(
+            f"Expected offsets in order, from 0 to at most {ids.numel()}, but found {found}."
+        )
 
 
 def _are_in_order(offsets: Tensor, count: int, has_end: bool) -> bool:

@@ -15,12 +15,12 @@ import torch
 from torch import fx, nn
 from torch.nn import functional
 
-from ..errors import SurgeryError
-from ..surgery.channels import call_unchanged, expect_globals
-from ..surgery.entries import expect_entries
-from ..surgery.inputs import expect_inputs
-from ..surgery.registry import CALLS, LAYERS
-from ..surgery.writer import kept_columns
+from .._common.errors import SurgeryError
+from ..surgery.rules.registry import CALLS, LAYERS
+from ..surgery.rules.writer import kept_columns
+from ..surgery.trace.channels import call_unchanged, expect_globals
+from ..surgery.trace.entries import expect_entries
+from ..surgery.trace.inputs import expect_inputs
 
 _EXTRA: tuple[Any, ...] = (
     kept_columns,
@@ -49,16 +49,83 @@ METHODS = {name for name in CALLS if isinstance(name, str)} | {
     "clamp_min",
 }
 KINDS: dict[str, type[nn.Module]] = {
-    kind.__name__: kind for kind in (*LAYERS, nn.Softmax, nn.PReLU, nn.AlphaDropout, nn.BatchNorm2d, nn.GroupNorm)
+    kind.__name__: kind
+    for kind in (*LAYERS, nn.Softmax, nn.PReLU, nn.AlphaDropout, nn.BatchNorm2d, nn.GroupNorm)
 }
 KEYWORDS = frozenset(
     (
-        *("_stacklevel", "absent", "alpha", "approximate", "axis", "axis0", "axis1", "batch", "beta", "bias", "chunks"),
-        *("condition", "copy", "destination", "device", "dim", "dim0", "dim1", "dims", "dtype", "end_dim", "eps"),
-        *("equation", "exponent", "index", "inplace", "input", "input1", "input2", "keepdim", "keepdims", "keys", "known"),
-        *("length", "mat2", "max", "memory_format", "min", "needed", "negative_slope", "non_blocking", "normalized_shape"),
-        *("offsets", "operands", "ordered", "other", "p", "per_sample_weights", "rounding_mode", "runs", "shape", "size"),
-        *("sizes", "source", "split_size", "split_size_or_sections", "start", "start_dim", "tensors", "threshold"),
+        *(
+            "_stacklevel",
+            "absent",
+            "alpha",
+            "approximate",
+            "axis",
+            "axis0",
+            "axis1",
+            "batch",
+            "beta",
+            "bias",
+            "chunks",
+        ),
+        *(
+            "condition",
+            "copy",
+            "destination",
+            "device",
+            "dim",
+            "dim0",
+            "dim1",
+            "dims",
+            "dtype",
+            "end_dim",
+            "eps",
+        ),
+        *(
+            "equation",
+            "exponent",
+            "index",
+            "inplace",
+            "input",
+            "input1",
+            "input2",
+            "keepdim",
+            "keepdims",
+            "keys",
+            "known",
+        ),
+        *(
+            "length",
+            "mat2",
+            "max",
+            "memory_format",
+            "min",
+            "needed",
+            "negative_slope",
+            "non_blocking",
+            "normalized_shape",
+        ),
+        *(
+            "offsets",
+            "operands",
+            "ordered",
+            "other",
+            "p",
+            "per_sample_weights",
+            "rounding_mode",
+            "runs",
+            "shape",
+            "size",
+        ),
+        *(
+            "sizes",
+            "source",
+            "split_size",
+            "split_size_or_sections",
+            "start",
+            "start_dim",
+            "tensors",
+            "threshold",
+        ),
         *("training", "value", "walked", "weight", "width", "x"),
     )
 )
@@ -70,7 +137,9 @@ DTYPES: dict[str, torch.dtype] = {
     )
 }
 _PATH = re.compile(r"[^\W.][^.\"'\\{}\[\]()]*(\.[^.\"'\\{}\[\]()]+)*")
-_TAKEN = frozenset((*dir(nn.Module), *vars(nn.Module())))  # what a layer or a tensor of this name would hide
+_TAKEN = frozenset(
+    (*dir(nn.Module), *vars(nn.Module()))
+)  # what a layer or a tensor of this name would hide
 _SKIPPED = {"self", "device", "dtype", "_weight", "_freeze"}
 
 

@@ -114,7 +114,9 @@ class Program:
 
     def _free_early(self) -> None:
         """Let each result go after the last step that reads it."""
-        kept = {self.result} | {self.count + at for at, value in enumerate(self.later) if value is not None}
+        kept = {self.result} | {
+            self.count + at for at, value in enumerate(self.later) if value is not None
+        }
         for at in reversed(range(len(self.steps))):
             step = self.steps[at]
             free = set(step.places) - kept
@@ -163,7 +165,9 @@ def _named(names: tuple[str, ...], defaults: tuple[Any, ...]) -> FunctionType:
     def nothing() -> None: ...
 
     names = ("self", *names)
-    code = nothing.__code__.replace(co_argcount=len(names), co_nlocals=len(names), co_varnames=names)
+    code = nothing.__code__.replace(
+        co_argcount=len(names), co_nlocals=len(names), co_varnames=names
+    )
     return FunctionType(code, {}, "forward", defaults)
 
 

@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Literal, Union, get_args, get_origin, get_type
 import torch
 from torch import Tensor, nn
 
-from ..errors import SurgeryError
+from .._common.errors import SurgeryError
 from .graphs import DTYPES, FUNCTIONS, KEYWORDS, KINDS, METHODS, constructor, is_path
 from .interpreter import Node, Program, Ref
 
@@ -38,7 +38,9 @@ class LoadedModel(nn.Module):
         return _empty, (type(self).__name__, type(self).torchleap_graph), self.__dict__
 
 
-def from_json(content: Any, tensors: Mapping[str, Tensor], trainable: Mapping[str, bool], name: str) -> LoadedModel:
+def from_json(
+    content: Any, tensors: Mapping[str, Tensor], trainable: Mapping[str, bool], name: str
+) -> LoadedModel:
     """Build the model with these tensors.
 
     Args:
@@ -53,7 +55,10 @@ def from_json(content: Any, tensors: Mapping[str, Tensor], trainable: Mapping[st
     for path, tensor in tensors.items():
         _check(is_path(path), f"the path {path!r}")
         same = shapes.get(path, _form(tensor)) == _form(tensor)
-        _check(same, f"a tensor {path} of the shape {tuple(tensor.shape)}, where its layer has another one")
+        _check(
+            same,
+            f"a tensor {path} of the shape {tuple(tensor.shape)}, where its layer has another one",
+        )
         _put(model, path, tensor, trainable.get(path))
     absent = [path for path, tensor in _tensors_of(model) if tensor.is_meta]
     _check(not absent, f"no weights for {', '.join(absent[:3])}")
@@ -77,7 +82,9 @@ def _empty(name: str, content: dict[str, Any]) -> LoadedModel:
 
     forward.__wrapped__ = program.arguments  # type: ignore[attr-defined]  # what inspect and torch.fx see
     name = name if _is_name(name) else "Pruned"
-    made: LoadedModel = type(name, (LoadedModel,), {"forward": forward, "torchleap_graph": content})()
+    made: LoadedModel = type(
+        name, (LoadedModel,), {"forward": forward, "torchleap_graph": content}
+    )()
     return made
 
 
@@ -91,12 +98,17 @@ def _checked(nodes: Any) -> list[Node]:
         _check(op in OPS, f"the node {op!r}")
         earlier = set() if op == "placeholder" else known  # a default is a constant
         given, named = _decode(args, earlier), _decode(kwargs, earlier)
-        _check(isinstance(given, tuple) and isinstance(named, dict), f"arguments of the node {name}")
+        _check(
+            isinstance(given, tuple) and isinstance(named, dict), f"arguments of the node {name}"
+        )
         wrong = [key for key in named if key not in KEYWORDS]
         _check(not wrong, f"the keyword {str(wrong[:1])[1:-1]!s:.40}")
         found.append(Node(name, op, _target(op, target, given), given, named))
         known.add(name)
-    _check([node.op for node in found].index("output") == len(found) - 1, "another output than the last node")
+    _check(
+        [node.op for node in found].index("output") == len(found) - 1,
+        "another output than the last node",
+    )
     arguments = [node.target for node in found if node.op == "placeholder"]
     _check(len(set(arguments)) == len(arguments), "two arguments of one name")
     return found
@@ -109,7 +121,10 @@ def _target(op: str, target: Any, given: tuple[Any, ...]) -> Any:
         _check(target in FUNCTIONS, f"the function {target!r}")
         return FUNCTIONS[target]
     if op == "call_method":
-        _check(target in METHODS and bool(given) and isinstance(given[0], Ref), f"the method {target!r}")
+        _check(
+            target in METHODS and bool(given) and isinstance(given[0], Ref),
+            f"the method {target!r}",
+        )
     elif op == "call_module":
         _check(is_path(target), f"the path {target!r}")
     elif op == "get_attr":
@@ -129,7 +144,9 @@ def _is_name(name: object) -> bool:
 
 def _check(holds: bool, found: str) -> None:
     if not holds:
-        raise SurgeryError(f"The manifest describes a model with {found}, which torchleap does not build.")
+        raise SurgeryError(
+            f"The manifest describes a model with {found}, which torchleap does not build."
+        )
 
 
 def _decode(value: Any, known: set[str], depth: int = 0) -> Any:
@@ -142,7 +159,9 @@ def _decode(value: Any, known: set[str], depth: int = 0) -> Any:
         return value
     ((kind, part),) = value.items()
     if kind == "node":
-        _check(isinstance(part, str) and part in known, f"the node {part!r:.40} before it is computed")
+        _check(
+            isinstance(part, str) and part in known, f"the node {part!r:.40} before it is computed"
+        )
         return Ref(part)
     if kind == "dtype":
         _check(isinstance(part, str) and part in DTYPES, f"the dtype {part!r:.40}")
@@ -156,7 +175,10 @@ def _decode(value: Any, known: set[str], depth: int = 0) -> Any:
 
 
 def _decode_many(kind: str, part: Any, known: set[str], depth: int) -> Any:
-    _check(kind in ("slice", "tuple", "dict") and isinstance(part, list), f"a value of kind {kind!r:.40}")
+    _check(
+        kind in ("slice", "tuple", "dict") and isinstance(part, list),
+        f"a value of kind {kind!r:.40}",
+    )
     if kind == "dict":
         keys = [_decode(key, set(), depth) for key, _ in part]  # no result of a node
         return dict(zip(keys, (_decode(entry, known, depth) for _, entry in part), strict=True))
@@ -173,7 +195,11 @@ def _layer(kind: Any, settings: Any) -> nn.Module:
     layer = KINDS[kind]
     expected, hints = constructor(layer), get_type_hints(layer.__init__)
     arguments = {name: _decode(value, set()) for name, value in settings.items()}
-    wrong = [name for name, value in arguments.items() if name not in expected or not _fits(value, hints.get(name))]
+    wrong = [
+        name
+        for name, value in arguments.items()
+        if name not in expected or not _fits(value, hints.get(name))
+    ]
     _check(not wrong, f"the setting {', '.join(wrong[:3])} of a layer {kind}")
     if "device" in inspect.signature(layer).parameters:
         arguments["device"] = "meta"  # the weights come from the file
@@ -197,7 +223,10 @@ def _fits(value: Any, hint: Any) -> bool:
 
 
 def _tensors_of(model: nn.Module) -> list[tuple[str, Tensor]]:
-    return [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
+    return [
+        *model.named_parameters(remove_duplicate=False),
+        *model.named_buffers(remove_duplicate=False),
+    ]
 
 
 def _form(tensor: Tensor) -> tuple[Sequence[int], bool]:

@@ -18,13 +18,13 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils._pytree import tree_leaves, tree_map
 
-from ..errors import SurgeryError, TorchleapError
-from ..sites import Call, as_call
+from .._common.errors import SurgeryError, TorchleapError
+from .._common.files import writing
+from ..sites.site import Call, as_call
 from ..surgery import Plan
 from ..surgery.compare import alike, difference
-from ..surgery.examples import batch_rows, in_eval, run
 from ..surgery.rounding import with_other_rounding
-from ..text import writing
+from ..surgery.trace.examples import batch_rows, in_eval, run
 
 
 def to_program(model: nn.Module, path: str | os.PathLike[str], example: Any) -> None:
@@ -56,22 +56,33 @@ def to_onnx(model: nn.Module, path: str | os.PathLike[str], example: Any) -> Non
     """
     for package in ("onnx", "onnxscript", "onnxruntime"):
         if importlib.util.find_spec(package) is None:
-            raise SurgeryError(f"ONNX needs the package {package}. Install it: pip install 'torchleap[onnx]'.")
+            raise SurgeryError(
+                f"ONNX needs the package {package}. Install it: pip install 'torchleap[onnx]'."
+            )
     call = _still_read(model, as_call(example))
 
     def write(file: Path) -> Callable[[Call], Any]:
         import onnxruntime
 
         with _quiet():
-            written = torch.onnx.export(_program(_without_bags(model), call), dynamo=True, verbose=False)
+            written = torch.onnx.export(
+                _program(_without_bags(model), call), dynamo=True, verbose=False
+            )
             assert written is not None
             written.save(str(file))
         session = onnxruntime.InferenceSession(str(file), providers=["CPUExecutionProvider"])
         names = [entry.name for entry in session.get_inputs()]
 
         def run_session(batch: Call) -> Any:
-            leaves = [leaf.detach().cpu().numpy() for leaf in tree_leaves(batch) if isinstance(leaf, Tensor)]
-            return [torch.from_numpy(array) for array in session.run(None, dict(zip(names, leaves, strict=True)))]
+            leaves = [
+                leaf.detach().cpu().numpy()
+                for leaf in tree_leaves(batch)
+                if isinstance(leaf, Tensor)
+            ]
+            return [
+                torch.from_numpy(array)
+                for array in session.run(None, dict(zip(names, leaves, strict=True)))
+            ]
 
         return run_session
 
@@ -83,30 +94,52 @@ def _program(model: nn.Module, call: Call) -> torch.export.ExportedProgram:
     batch = torch.export.Dim("batch")
 
     def dims(leaf: Any) -> Any:
-        return {0: batch} if isinstance(leaf, Tensor) and leaf.dim() and leaf.shape[0] == rows else None
+        return (
+            {0: batch}
+            if isinstance(leaf, Tensor) and leaf.dim() and leaf.shape[0] == rows
+            else None
+        )
 
     shapes = (*(tree_map(dims, argument) for argument in call[0]),) or None
     named = {name: tree_map(dims, argument) for name, argument in call[1].items()}
     with in_eval(model), _quiet():
-        return torch.export.export(model, call[0], call[1], dynamic_shapes=named if named and not shapes else shapes)
+        return torch.export.export(
+            model, call[0], call[1], dynamic_shapes=named if named and not shapes else shapes
+        )
 
 
-def _write_checked(model: nn.Module, target: Path, call: Call, write: Callable[[Path], Callable[[Call], Any]]) -> None:
+def _write_checked(
+    model: nn.Module, target: Path, call: Call, write: Callable[[Path], Callable[[Call], Any]]
+) -> None:
     """Write to a folder beside the target, compare on random batches, and only then put it in place."""
     if batch_rows(call) < 2:
-        call = tree_map(lambda leaf: torch.cat([leaf, leaf]) if isinstance(leaf, Tensor) and leaf.dim() else leaf, call)
-    with writing(target), tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name}.") as folder:
+        call = tree_map(
+            lambda leaf: (
+                torch.cat([leaf, leaf]) if isinstance(leaf, Tensor) and leaf.dim() else leaf
+            ),
+            call,
+        )
+    with (
+        writing(target),
+        tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name}.") as folder,
+    ):
         try:
             with writing(target):
                 program = write(Path(folder) / target.name)
         except TorchleapError:
             raise
         except Exception as error:
-            lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
-            raise SurgeryError(f"{type(model).__name__} cannot be exported to {target.name}: {lines[0]}") from error
+            lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [
+                type(error).__name__
+            ]
+            raise SurgeryError(
+                f"{type(model).__name__} cannot be exported to {target.name}: {lines[0]}"
+            ) from error
         for batch in _random_batches(call):
             found, expected = tree_leaves(program(batch)), tree_leaves(run(model, batch))
-            if not (alike(found, expected) or alike(found, expected, partial(_rounded, model, batch))):
+            if not (
+                alike(found, expected) or alike(found, expected, partial(_rounded, model, batch))
+            ):
                 raise SurgeryError(
                     f"{target.name} differs from the model by {difference(found, expected):.2g} on {batch_rows(batch)} random "
                     "rows, so it was not written. Does the model do something else for other numbers of rows?"
@@ -122,14 +155,14 @@ def _rounded(model: nn.Module, batch: Call) -> list[Any]:
 
 def _random_batches(call: Call) -> Iterator[Call]:
     """Batches of several sizes, each column of the example drawn anew and for itself."""
-    dice = torch.Generator().manual_seed(0)
+    rng = torch.Generator().manual_seed(0)
     rows = batch_rows(call)
     for size in (rows, 2, 3 * rows + 1):
 
         def draw(leaf: Any, size: int = size) -> Any:
             if not isinstance(leaf, Tensor) or not leaf.dim() or leaf.shape[0] != rows:
                 return leaf
-            return leaf[torch.randint(rows, (size,), generator=dice).to(leaf.device)]
+            return leaf[torch.randint(rows, (size,), generator=rng).to(leaf.device)]
 
         drawn: Call = tree_map(draw, call)
         yield drawn
@@ -138,13 +171,23 @@ def _random_batches(call: Call) -> Iterator[Call]:
 def _still_read(model: nn.Module, call: Call) -> Call:
     """The batch without the entries that a pruned model does not read."""
     plan = getattr(type(model), "pruned_plan", None)
-    unread = {item.name for item in plan.unread if item.columns is None} if isinstance(plan, Plan) else set()
+    unread = (
+        {item.name for item in plan.unread if item.columns is None}
+        if isinstance(plan, Plan)
+        else set()
+    )
 
     def strip(value: Any) -> Any:
-        return {key: entry for key, entry in value.items() if key not in unread} if isinstance(value, dict) else value
+        return (
+            {key: entry for key, entry in value.items() if key not in unread}
+            if isinstance(value, dict)
+            else value
+        )
 
     args, kwargs = call
-    return tuple(strip(value) for value in args), {name: strip(value) for name, value in kwargs.items()}
+    return tuple(strip(value) for value in args), {
+        name: strip(value) for name, value in kwargs.items()
+    }
 
 
 class GatheredBag(nn.Module):
@@ -167,7 +210,11 @@ class GatheredBag(nn.Module):
 
 
 def _without_bags(model: nn.Module) -> nn.Module:
-    bags = [path for path, module in model.named_modules() if type(module) is nn.EmbeddingBag and module.mode != "max"]
+    bags = [
+        path
+        for path, module in model.named_modules()
+        if type(module) is nn.EmbeddingBag and module.mode != "max"
+    ]
     if not bags:
         return model
     shared = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
@@ -181,7 +228,9 @@ def _without_bags(model: nn.Module) -> nn.Module:
 @contextmanager
 def _quiet() -> Iterator[None]:
     """The exporters talk a lot; what matters they raise."""
-    loggers = [logging.getLogger(name) for name in ("torch.onnx", "onnxscript", "onnx_ir", "torch.export")]
+    loggers = [
+        logging.getLogger(name) for name in ("torch.onnx", "onnxscript", "onnx_ir", "torch.export")
+    ]
     levels = [logger.level for logger in loggers]
     try:
         for logger in loggers:

@@ -3,13 +3,13 @@
 from collections.abc import Mapping
 from typing import Any
 
-from ..errors import TorchleapError, nearest
-from ..settings import with_settings
+from .._common.checks import with_settings
+from .._common.errors import TorchleapError, nearest
 from .adafs import AdaFS
 from .attribution import SFS, Shark
 from .base import Method, Scores, Search
 from .controls import Nothing, Random
-from .leap import LeAP, LeAPBase
+from .leap import LeAPBaseMethod, LeAPMethod
 from .permutation import Permutation
 from .shallow import GBDT, Forest, Lasso, XGBoost
 from .soft_gates import STG, AutoField, VariationalDropout
@@ -26,8 +26,8 @@ __all__ = [
     "DeepLasso",
     "Forest",
     "Lasso",
-    "LeAP",
-    "LeAPBase",
+    "LeAPBaseMethod",
+    "LeAPMethod",
     "Method",
     "Nothing",
     "OptFS",
@@ -42,8 +42,8 @@ __all__ = [
 ]
 
 METHODS: dict[str, type[Method]] = {
-    "leap": LeAP,
-    "leap_base": LeAPBase,
+    "leap": LeAPMethod,
+    "leap_base": LeAPBaseMethod,
     "lasso": Lasso,
     "forest": Forest,
     "xgboost": XGBoost,

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from ..models import Ranker
-from ..train import Run, large_batch
+from ..training.fit import Run, large_batch
 from .base import Method, Scores, Search, put_before_net
 from .leap import steps_of
 from .soft_gates import FieldGates, HeldOutSteps
@@ -55,7 +55,9 @@ class RowWeights(FieldGates):
         linear = nn.Linear(fields.dims, len(fields))
         nn.init.xavier_normal_(linear.weight)
         nn.init.zeros_(linear.bias)
-        self.controller = nn.Sequential(linear, nn.BatchNorm1d(len(fields)), nn.ReLU(), nn.Dropout(method.dropout))
+        self.controller = nn.Sequential(
+            linear, nn.BatchNorm1d(len(fields)), nn.ReLU(), nn.Dropout(method.dropout)
+        )
         # a buffer, so that a checkpoint keeps it and a compiled model does not take it for a constant
         self.register_buffer("weighs", torch.tensor(method.pretraining == 0))
 
@@ -72,7 +74,9 @@ class RowWeights(FieldGates):
         """What the controller says to normalised rows, (B, F)."""
         shares = torch.softmax(self.controller(x), dim=1)
         if self.kept is not None:
-            largest = torch.zeros_like(shares).scatter(1, shares.topk(self.kept, dim=1).indices, 1.0)
+            largest = torch.zeros_like(shares).scatter(
+                1, shares.topk(self.kept, dim=1).indices, 1.0
+            )
             shares = shares * largest
             shares = shares / shares.sum(1, keepdim=True)
         return shares * shares.shape[1]
@@ -85,7 +89,14 @@ class AdaFSSteps(HeldOutSteps):
 
     def __init__(self, search: Search, layer: RowWeights, method: AdaFS) -> None:
         wait = method.pretraining * steps_of(search)
-        super().__init__(search, layer, list(layer.controller.parameters()), lr=method.lr, every=method.every, wait=wait)
+        super().__init__(
+            search,
+            layer,
+            list(layer.controller.parameters()),
+            lr=method.lr,
+            every=method.every,
+            wait=wait,
+        )
 
     def after_step(self, run: Run) -> None:
         """Pre-train, then move the controller too."""

@@ -7,13 +7,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits
 
+from .._common.checks import refuse_settings
 from ..data.task import Batches
-from ..errors import refuse_settings
 from ..models import Ranker
 from .base import Method, Scores, Search, put_before_net
 from .permutation import rows_at_once
 
-CHUNK = 8 << 20  # bytes of some rows' input: with more, fresh memory costs more than what is computed in it; with less, calls do
+CHUNK = (
+    8 << 20
+)  # bytes of some rows' input: with more, fresh memory costs more than what is computed in it; with less, calls do
 
 
 @dataclass(frozen=True)
@@ -39,7 +41,12 @@ class Shark(Method):
     def __post_init__(self) -> None:
         super().__post_init__()
         whole = {"rounds": self.rounds, "epochs": self.epochs}
-        refuse_settings({f"{name} must be at least 1, but is {value!r}": value >= 1 for name, value in whole.items()})
+        refuse_settings(
+            {
+                f"{name} must be at least 1, but is {value!r}": value >= 1
+                for name, value in whole.items()
+            }
+        )
 
     def score(self, search: Search) -> Scores:
         """The expected change of a row's loss."""
@@ -54,14 +61,19 @@ class Shark(Method):
     def _by_rounds(self, search: Search, model: Ranker, means: "Means") -> Tensor:
         scores = self.changes(search, model)
         left = list(range(len(scores)))  # fields
-        found, shortest = torch.zeros_like(scores), 1e-6 * float(scores.abs().max())  # distance between two rounds
+        found, shortest = (
+            torch.zeros_like(scores),
+            1e-6 * float(scores.abs().max()),
+        )  # distance between two rounds
         top = -torch.inf
         for number in range(self.rounds):
             left.sort(key=lambda place: float(scores[place]))
             go = round(len(scores) * (number + 1) / self.rounds) - (len(scores) - len(left))
             dropped, left = left[:go], left[go:]
             if dropped:
-                found[dropped] = scores[dropped] + max(0.0, top + shortest - float(scores[dropped].min()))
+                found[dropped] = scores[dropped] + max(
+                    0.0, top + shortest - float(scores[dropped].min())
+                )
                 top = float(found[dropped].max())
             if left:
                 means.drop(dropped, mean_input(search, model))
@@ -79,7 +91,9 @@ class Shark(Method):
             loss = binary_cross_entropy_with_logits(model.net(x), batch.label, reduction="sum")
             (gradient,) = torch.autograd.grad(loss, x)
             by_column = (mean - x.detach()).mul_(gradient)
-            change = torch.stack([block.sum(1) for block in by_column.split(widths, dim=1)], dim=1)  # (B, F)
+            change = torch.stack(
+                [block.sum(1) for block in by_column.split(widths, dim=1)], dim=1
+            )  # (B, F)
             total += (change if self.signed else change.abs()).sum(0, dtype=torch.float64)
         return total / len(search.task.valid)
 
@@ -137,9 +151,13 @@ class SFS(Method):
         field_of = search.column_field()
         total, count = torch.zeros(len(search.task.fields), dtype=torch.float64), 0
         model.eval()
-        for batch in search.task.valid.batches(search.training.batch, shuffle=True, seed=search.seed):
+        for batch in search.task.valid.batches(
+            search.training.batch, shuffle=True, seed=search.seed
+        ):
             mask = torch.ones(len(total), requires_grad=True)
-            loss = binary_cross_entropy_with_logits(model.net(model.inputs(*batch.inputs).detach() * mask[field_of]), batch.label)
+            loss = binary_cross_entropy_with_logits(
+                model.net(model.inputs(*batch.inputs).detach() * mask[field_of]), batch.label
+            )
             total += torch.autograd.grad(loss, mask)[0].abs().double()
             count += 1
             if count == self.batches:

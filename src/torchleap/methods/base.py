@@ -8,10 +8,10 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
+from .._common.checks import check_settings
 from ..data.task import Batch, Batches, Task
 from ..models import Backbone, Ranker, build
-from ..settings import check_types
-from ..train import Hook, Run, Training, TrainingError, fit
+from ..training.fit import Hook, Run, Training, TrainingError, fit
 
 Scores = dict[str, float]  # by field, in their order; the higher the better
 
@@ -45,8 +45,18 @@ class Search:
     def fit(self, model: nn.Module, *hooks: Hook, training: Training | None = None) -> Run:
         """Train a model with the hooks of a method, for the settings of the search or for others."""
         path = None if self.checkpoints is None else self.checkpoints / f"{self.runs}.pt"
-        every = (*hooks, *self.callbacks)  # callbacks last: they see what the hooks have added to a record
-        run = fit(model, self.task, training or self.training, hooks=every, checkpoint=path, keep_checkpoint=True)
+        every = (
+            *hooks,
+            *self.callbacks,
+        )  # callbacks last: they see what the hooks have added to a record
+        run = fit(
+            model,
+            self.task,
+            training or self.training,
+            hooks=every,
+            checkpoint=path,
+            keep_checkpoint=True,
+        )
         self.runs += 1
         self.trained = model
         self.history += run.history
@@ -73,7 +83,7 @@ class Method:
     asks_trained: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        check_types(self)
+        check_settings(self)
 
     def score(self, search: Search) -> Scores:
         """The scores of all fields; the higher, the more it is worth to keep."""
@@ -88,7 +98,9 @@ def put_before_net(model: Ranker, layer: nn.Module) -> None:
 def valid_batches(search: Search) -> Batches:
     """Shuffled batches of validation rows, for gates that learn from rows that the model does not train on."""
     rows = search.task.valid
-    return rows.batches(min(search.training.batch, len(rows)), shuffle=True, seed=search.seed, together=True)
+    return rows.batches(
+        min(search.training.batch, len(rows)), shuffle=True, seed=search.seed, together=True
+    )
 
 
 def without_end(batches: Batches) -> Iterator[Batch]:

@@ -13,8 +13,8 @@ class Random(Method):
 
     def score(self, search: Search) -> Scores:
         """Numbers between 0 and 1."""
-        dice = torch.Generator().manual_seed(search.seed)
-        return search.by_field(torch.rand(len(search.task.fields), generator=dice))
+        rng = torch.Generator().manual_seed(search.seed)
+        return search.by_field(torch.rand(len(search.task.fields), generator=rng))
 
 
 @dataclass(frozen=True)

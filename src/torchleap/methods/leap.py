@@ -7,12 +7,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits
 
+from .._common.checks import is_whole
 from ..data.task import Batch
-from ..errors import is_whole
+from ..gates.settings import Divergence
 from ..plugin import Plugin, attach
-from ..settings import Divergence
-from ..states import check_tensors, expect, restore_optimizer
-from ..train import Hook, Run
+from ..training.fit import Hook, Run
+from ..training.states import check_tensors, expect, restore_optimizer
 from .base import Method, Scores, Search, valid_batches, without_end
 
 BY_MEAN = 0.01  # of a score is the mean gate over all steps: closed gates are all the same number
@@ -20,7 +20,7 @@ WAY = 1.6  # of theta from its start to a closed gate, 0.05
 
 
 @dataclass(frozen=True)
-class LeAP(Method):
+class LeAPMethod(Method):
     """Gates that mix each field with a shuffled copy of itself, priced by the field's permutation divergence.
 
     Args:
@@ -71,7 +71,7 @@ class LeAP(Method):
 
 
 @dataclass(frozen=True)
-class LeAPBase(LeAP):
+class LeAPBaseMethod(LeAPMethod):
     """The base version: the same price for every field (ShuffleGate)."""
 
     strength: float | None = None
@@ -93,19 +93,25 @@ def planned_steps(search: Search) -> int:
 class GateSteps(Hook):
     """Trains the gates beside the model."""
 
-    def __init__(self, plugin: Plugin, method: LeAP, search: Search, *, on_train: bool) -> None:
+    def __init__(
+        self, plugin: Plugin, method: LeAPMethod, search: Search, *, on_train: bool
+    ) -> None:
         self.plugin = plugin
         self.method = method
         self.on_train = on_train
         self.optimizer: torch.optim.Optimizer
-        pressure = 1.0 if method.strength is None else max(method.strength, 0.1)  # Adam makes a step of any price
+        pressure = (
+            1.0 if method.strength is None else max(method.strength, 0.1)
+        )  # Adam makes a step of any price
         planned = planned_steps(search)
         lr = method.lr or min(5e-2, max(1e-3, 2 * WAY / (pressure * 0.75 * planned)))
         self.rise = min(WAY / (lr * pressure), planned / 2) if method.strength is not None else 0.0
         if method.strength is None:
             self.optimizer = torch.optim.Adam([plugin.gates.theta], lr=lr, fused=True)
         else:
-            self.optimizer = plugin.optimizer(strength=method.strength, lr=lr, optimism=method.optimism)
+            self.optimizer = plugin.optimizer(
+                strength=method.strength, lr=lr, optimism=method.optimism
+            )
         self.closing = self.rise / 2 + WAY / (lr * pressure)
         self.total = torch.zeros_like(plugin.gates.theta.detach())
         self.steps = 0
@@ -128,7 +134,9 @@ class GateSteps(Hook):
         """Move the gates, against a pressure that has risen a little."""
         if self.rise:
             assert self.method.strength is not None
-            self.optimizer.param_groups[0]["strength"] = self.method.strength * min(1.0, run.step / self.rise)
+            self.optimizer.param_groups[0]["strength"] = self.method.strength * min(
+                1.0, run.step / self.rise
+            )
         if self.on_train:
             self.optimizer.step()
             self.optimizer.zero_grad()
@@ -144,7 +152,7 @@ class GateSteps(Hook):
             (loss if price is None else loss + price).backward()  # type: ignore[no-untyped-call]
             self.optimizer.step()
 
-    def after_look(self, run: Run, record: dict[str, float]) -> None:
+    def after_eval(self, run: Run, record: dict[str, float]) -> None:
         """Remember the gates."""
         record.update({f"gate_{name}": score for name, score in self.plugin.scores().items()})
 
@@ -156,12 +164,19 @@ class GateSteps(Hook):
         """The gates as they are at last, not at the model's best look; of closed ones, the last to close comes first."""
         mean = (self.total / max(1, self.steps))[self.plugin.gates.field_gate].tolist()
         last = self.plugin.scores().items()
-        self.scores = {name: (1 - BY_MEAN) * gate + BY_MEAN * own for (name, gate), own in zip(last, mean, strict=True)}
+        self.scores = {
+            name: (1 - BY_MEAN) * gate + BY_MEAN * own
+            for (name, gate), own in zip(last, mean, strict=True)
+        }
 
     def state_dict(self) -> dict[str, Any]:
         """The optimizer of the gates, and the place among the validation rows."""
         gates = {"total": self.total, "steps": self.steps}
-        return {"optimizer": self.optimizer.state_dict(), "batches": self.batches.state_dict(), **gates}
+        return {
+            "optimizer": self.optimizer.state_dict(),
+            "batches": self.batches.state_dict(),
+            **gates,
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on."""

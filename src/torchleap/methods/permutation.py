@@ -9,12 +9,13 @@ from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits
 from torch.nn.utils.fusion import fuse_linear_bn_eval
 
+from .._common.checks import refuse_settings
+from .._common.errors import TorchleapError
 from ..data.task import IN_MEMORY, Rows, Task
-from ..errors import TorchleapError, refuse_settings
-from ..metrics import auc, auc_of_classes, gauc
 from ..models import FieldInputs, Ranker
 from ..models.backbones import Sum
-from ..train import Metric
+from ..objectives import auc, auc_of_classes, gauc
+from ..training.fit import Metric
 from .base import Method, Scores, Search
 
 # What is kept for all rows at once: their first layer, and their input where a part of the network needs all of it. A million
@@ -63,7 +64,9 @@ class Permutation(Method):
         falls = self.falls(search, model)
         if self.repeats > 1:
             deviations = search.by_field(falls.std(1))
-            search.history[-1].update({f"fall_std_{name}": value for name, value in deviations.items()})
+            search.history[-1].update(
+                {f"fall_std_{name}": value for name, value in deviations.items()}
+            )
         return search.by_field(falls.mean(1))
 
     def falls(self, search: Search, model: Ranker) -> Tensor:
@@ -78,16 +81,24 @@ class Permutation(Method):
 
     def _drawn(self, rows: int, seed: int) -> tuple[Tensor, Tensor]:
         """The rows to look at, (N,), and the orders they are shuffled into, (repeats, N): the same ones for all fields."""
-        dice = torch.Generator().manual_seed(seed)
+        rng = torch.Generator().manual_seed(seed)
         count = min(rows, max(2, round(self.share * rows)))
-        sample = torch.arange(rows) if count == rows else torch.randperm(rows, generator=dice)[:count].sort().values
-        return sample, torch.stack([torch.randperm(count, generator=dice) for _ in range(self.repeats)])
+        sample = (
+            torch.arange(rows)
+            if count == rows
+            else torch.randperm(rows, generator=rng)[:count].sort().values
+        )
+        return sample, torch.stack(
+            [torch.randperm(count, generator=rng) for _ in range(self.repeats)]
+        )
 
     def _metric(self, rows: Rows, sample: Tensor) -> Callable[[Tensor], float]:
         """The metric of the log odds of a sample; higher is better."""
         label, group = rows.label[sample], rows.group
         if self.metric == "log_loss":
-            return lambda log_odds: -float(binary_cross_entropy_with_logits(log_odds.double(), label.double()))
+            return lambda log_odds: (
+                -float(binary_cross_entropy_with_logits(log_odds.double(), label.double()))
+            )
         if self.metric == "gauc":
             if group is None:
                 raise TorchleapError("metric='gauc' needs groups. Read the data with group=.")
@@ -95,7 +106,9 @@ class Permutation(Method):
             return lambda log_odds: gauc(label, log_odds, groups)
         auc(label, label)  # refuses a single class
         positive, negative = (label == 1).numpy(), (label == 0).numpy()
-        return lambda log_odds: auc_of_classes(log_odds.numpy()[positive], log_odds.numpy()[negative])
+        return lambda log_odds: auc_of_classes(
+            log_odds.numpy()[positive], log_odds.numpy()[negative]
+        )
 
 
 class Shuffling:
@@ -126,7 +139,14 @@ class Shuffling:
 
     def _fill(self, widths: tuple[int, int] | None) -> None:
         """Compute the log odds, and keep what they come from if there is room for these widths."""
-        held = None if widths is None else (torch.empty(len(self.sample), widths[0]), torch.empty(len(self.sample), widths[1]))
+        held = (
+            None
+            if widths is None
+            else (
+                torch.empty(len(self.sample), widths[0]),
+                torch.empty(len(self.sample), widths[1]),
+            )
+        )
         for start, z, x in self._computed():
             here = slice(start, start + len(z))
             self.log_odds[here] = self.halves.second(z, x)
@@ -162,7 +182,9 @@ class Shuffling:
             yield from self._computed()
         else:
             starts = range(0, len(self.sample), self.size)
-            yield from zip(starts, *(torch.split(tensor, self.size) for tensor in self.held), strict=True)
+            yield from zip(
+                starts, *(torch.split(tensor, self.size) for tensor in self.held), strict=True
+            )
 
     def _computed(self) -> Iterator[tuple[int, Tensor, Tensor]]:
         rows, halves = self.task.valid, self.halves
@@ -172,9 +194,17 @@ class Shuffling:
         for start in range(0, len(self.sample), size):
             chosen = self.sample[start : start + size]
             first, last = int(chosen[0]), int(chosen[-1])
-            batch = rows.all().take(chosen) if in_memory else rows.read([[first, last + 1]]).take(chosen - first)
+            batch = (
+                rows.all().take(chosen)
+                if in_memory
+                else rows.read([[first, last + 1]]).take(chosen - first)
+            )
             x = self.inputs(*batch.inputs)
-            yield start, torch.addmm(halves.bias, x, halves.weight.T), x if halves.others else x[:, :0]
+            yield (
+                start,
+                torch.addmm(halves.bias, x, halves.weight.T),
+                x if halves.others else x[:, :0],
+            )
 
     def _values(self, place: int) -> Tensor:
         """One field of all rows, (N, d): nothing else is read or looked up."""
@@ -210,7 +240,10 @@ class Halves:
                 self.others.append(part)
         self.sizes = [first.out_features for first in firsts]
         self.weight = torch.cat([torch.zeros(0, dims), *(first.weight for first in firsts)])
-        biases = [torch.zeros(first.out_features) if first.bias is None else first.bias for first in firsts]
+        biases = [
+            torch.zeros(first.out_features) if first.bias is None else first.bias
+            for first in firsts
+        ]
         self.bias = torch.cat([torch.zeros(0), *biases])
 
     def second(self, z: Tensor, x: Tensor) -> Tensor:
@@ -245,5 +278,7 @@ def reader_of(inputs: FieldInputs, place: int) -> FieldInputs:
         single = [other for other in inputs.columns if other.is_ids and other.column.kind != "list"]
         together = [other.name for other in single if other.width == column.width]
         reader.tables[kind] = inputs.tables[kind]
-        reader.get_buffer(f"offsets_{kind}").fill_(inputs.get_buffer(f"offsets_{kind}")[together.index(column.name)])
+        reader.get_buffer(f"offsets_{kind}").fill_(
+            inputs.get_buffer(f"offsets_{kind}")[together.index(column.name)]
+        )
     return reader

@@ -12,8 +12,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from .._common.checks import refuse_settings
+from .._common.errors import TorchleapError
 from ..data.task import Batch, Rows, Task
-from ..errors import TorchleapError, refuse_settings
 from .base import Method, Scores, Search
 
 CONSTANT = 1e-9  # a column that deviates less holds rounding errors alone
@@ -36,17 +37,25 @@ class Shallow(Method):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        refuse_settings({f"rows must be at least 2, but is {self.rows!r}": self.rows is None or self.rows >= 2})
+        refuse_settings(
+            {f"rows must be at least 2, but is {self.rows!r}": self.rows is None or self.rows >= 2}
+        )
 
     def score(self, search: Search) -> Scores:
         """The numbers of a field's columns, added up."""
         batch = _some_rows(search.task.train, self.rows, search.seed)
-        return search.by_field(torch.from_numpy(self.by_field(search.task, batch, search.seed % 2**31)))
+        return search.by_field(
+            torch.from_numpy(self.by_field(search.task, batch, search.seed % 2**31))
+        )
 
     def by_field(self, task: Task, batch: Batch, seed: int) -> Doubles:
         """The scores, (F,)."""
-        field_of = np.repeat(np.arange(len(task.columns)), [column.slots for column in task.columns])
-        total = np.bincount(field_of, weights=self.by_column(task, batch, seed), minlength=len(task.columns))
+        field_of = np.repeat(
+            np.arange(len(task.columns)), [column.slots for column in task.columns]
+        )
+        total = np.bincount(
+            field_of, weights=self.by_column(task, batch, seed), minlength=len(task.columns)
+        )
         return total.astype(np.float64, copy=False)
 
     def by_column(self, task: Task, batch: Batch, seed: int) -> Floats:
@@ -89,10 +98,14 @@ class Lasso(Shallow):
         """The squares of the coefficients, (D,)."""
         linear = _need("sklearn.linear_model")
         if self.as_published:
-            model = linear.Lasso(alpha=self.alpha).fit(_side_by_side(task, batch, torch.float64), batch.label.numpy())
+            model = linear.Lasso(alpha=self.alpha).fit(
+                _side_by_side(task, batch, torch.float64), batch.label.numpy()
+            )
         else:
             x = _standardised(self._encoded(task, batch, seed))
-            model = linear.Lasso(alpha=self.alpha, precompute=True, copy_X=False).fit(x, batch.label.double().numpy())
+            model = linear.Lasso(alpha=self.alpha, precompute=True, copy_X=False).fit(
+                x, batch.label.double().numpy()
+            )
         return np.asarray(model.coef_**2)
 
     def _encoded(self, task: Task, batch: Batch, seed: int) -> Doubles:
@@ -103,7 +116,9 @@ class Lasso(Shallow):
         for column in task.columns:
             if column.is_ids:
                 ids = batch.ids[:, slots[column.name]].numpy()
-                x[:, start : start + column.slots] = out_of_fold(ids, batch.label.numpy(), fold, smoothing=self.smoothing)
+                x[:, start : start + column.slots] = out_of_fold(
+                    ids, batch.label.numpy(), fold, smoothing=self.smoothing
+                )
             start += column.slots
         return x
 
@@ -151,7 +166,13 @@ class XGBoost(Shallow):
 
     def by_column(self, task: Task, batch: Batch, seed: int) -> Floats:
         """The share of the gain, (D,)."""
-        return _gains(self, _side_by_side(task, batch), batch, seed, "gain" if self.as_published else "total_gain")
+        return _gains(
+            self,
+            _side_by_side(task, batch),
+            batch,
+            seed,
+            "gain" if self.as_published else "total_gain",
+        )
 
 
 @dataclass(frozen=True)
@@ -171,12 +192,20 @@ class GBDT(Shallow):
             return _gains(self, _side_by_side(task, batch), batch, seed, "total_gain")
         ensemble = _need("sklearn.ensemble")
         model = ensemble.GradientBoostingClassifier(
-            learning_rate=self.lr, n_estimators=self.trees, max_depth=self.depth, n_iter_no_change=3, random_state=seed
+            learning_rate=self.lr,
+            n_estimators=self.trees,
+            max_depth=self.depth,
+            n_iter_no_change=3,
+            random_state=seed,
         )
-        return np.asarray(model.fit(_side_by_side(task, batch), batch.label.numpy()).feature_importances_)
+        return np.asarray(
+            model.fit(_side_by_side(task, batch), batch.label.numpy()).feature_importances_
+        )
 
 
-def out_of_fold(ids: NDArray[np.int32], label: Floats, fold: NDArray[np.int64], *, smoothing: float) -> Doubles:
+def out_of_fold(
+    ids: NDArray[np.int32], label: Floats, fold: NDArray[np.int64], *, smoothing: float
+) -> Doubles:
     """How far the mean label of a category lies from that of all rows, both over the rows of the other folds alone.
 
     The difference, since in a fold of many positive labels the other folds have fewer: their mean alone would tell the label.
@@ -190,7 +219,9 @@ def out_of_fold(ids: NDArray[np.int32], label: Floats, fold: NDArray[np.int64], 
     size = shape[0] * shape[1]
     place = (fold[:, None] * shape[1] + ids).ravel()
     count = np.bincount(place, minlength=size).reshape(shape)
-    total = np.bincount(place, weights=np.repeat(label, ids.shape[1]), minlength=size).reshape(shape)
+    total = np.bincount(place, weights=np.repeat(label, ids.shape[1]), minlength=size).reshape(
+        shape
+    )
     rows, positive = np.bincount(fold), np.bincount(fold, weights=label)
     mean = (positive.sum() - positive) / (len(fold) - rows)  # (K,), of the other folds
     count, total = count.sum(0) - count, total.sum(0) - total
@@ -215,7 +246,10 @@ def _side_by_side(task: Task, batch: Batch, dtype: torch.dtype = torch.float32) 
     NOTE[PAPER]: a frequent category has a low id; the released code numbers those of ML-1M in the order of their values.
     """
     ids, numbers = task.slots(ids=True), task.slots(ids=False)
-    blocks = [batch.ids[:, ids[c.name]] if c.is_ids else batch.numbers[:, numbers[c.name]] for c in task.columns]
+    blocks = [
+        batch.ids[:, ids[c.name]] if c.is_ids else batch.numbers[:, numbers[c.name]]
+        for c in task.columns
+    ]
     return torch.cat([block.to(dtype) for block in blocks], dim=1).numpy()
 
 
@@ -239,7 +273,9 @@ def _gains(method: XGBoost | GBDT, x: Floats, batch: Batch, seed: int, importanc
         "seed": seed,
     }
     rows = xgboost.QuantileDMatrix(x, batch.label.numpy(), nthread=settings["nthread"])
-    found = xgboost.train(settings, rows, method.trees).get_score(importance_type=importance)  # of the columns with splits
+    found = xgboost.train(settings, rows, method.trees).get_score(
+        importance_type=importance
+    )  # of the columns with splits
     gains = np.array([found.get(f"f{column}", 0.0) for column in range(x.shape[1])])
     return np.asarray(gains / (gains.sum() or 1.0))
 
@@ -250,4 +286,6 @@ def _need(package: str) -> Any:
         return import_module(package)
     except ImportError as error:
         name = "xgboost-cpu" if package == "xgboost" else "scikit-learn"
-        raise TorchleapError(f"This method needs the package {name}. Install it: pip install 'torchleap[bench]'.") from error
+        raise TorchleapError(
+            f"This method needs the package {name}. Install it: pip install 'torchleap[bench]'."
+        ) from error

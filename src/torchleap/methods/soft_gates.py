@@ -8,9 +8,9 @@ from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits
 from torch.optim import Adam, Optimizer
 
-from .. import ranks
-from ..states import restore_optimizer
-from ..train import Hook, Run
+from ..distributed import ranks
+from ..training.fit import Hook, Run
+from ..training.states import restore_optimizer
 from .base import Method, Scores, Search, put_before_net, valid_batches, without_end
 
 
@@ -193,7 +193,14 @@ class GateHook(Hook):
         lr: None is the model's.
     """
 
-    def __init__(self, search: Search, layer: FieldGates, parameters: list[nn.Parameter], *, lr: float | None = None) -> None:
+    def __init__(
+        self,
+        search: Search,
+        layer: FieldGates,
+        parameters: list[nn.Parameter],
+        *,
+        lr: float | None = None,
+    ) -> None:
         self.search = search
         self.layer = layer
         self.parameters = parameters
@@ -217,7 +224,7 @@ class GateHook(Hook):
         """The scores at this moment."""
         return self.search.by_field(self.layer.worth())
 
-    def after_look(self, run: Run, record: dict[str, float]) -> None:
+    def after_eval(self, run: Run, record: dict[str, float]) -> None:
         """Remember the scores."""
         record.update({f"gate_{name}": score for name, score in self.worth(run).items()})
 
@@ -266,7 +273,9 @@ class HeldOutSteps(GateHook):
         batch = next(self.endless)
         loss = binary_cross_entropy_with_logits(run.model(*batch.inputs), batch.label)
         # what the train batches have left at the gates is replaced, and the model's own gradients are not computed
-        for parameter, gradient in zip(self.parameters, torch.autograd.grad(loss, self.parameters), strict=True):
+        for parameter, gradient in zip(
+            self.parameters, torch.autograd.grad(loss, self.parameters), strict=True
+        ):
             parameter.grad = ranks.average(gradient)
         self.optimizer.step()
 

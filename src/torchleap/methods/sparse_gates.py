@@ -7,10 +7,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits, embedding
 
+from .._common.errors import TorchleapError
 from ..data.task import Task
-from ..errors import TorchleapError
 from ..models import FieldInputs, Ranker
-from ..train import Hook, Run, large_batch
+from ..training.fit import Hook, Run, large_batch
 from .base import Method, Scores, Search, put_before_net
 from .leap import steps_of
 from .soft_gates import FieldGates, GateHook
@@ -76,7 +76,10 @@ class SmoothSteps(FieldGates):
         step = square / (square + epsilon)
         if not self.method.plus:
             return step
-        return self.x.sign() * step + self.method.amplitude * epsilon ** (1 / self.method.root) * self.x.atan()
+        return (
+            self.x.sign() * step
+            + self.method.amplitude * epsilon ** (1 / self.method.root) * self.x.atan()
+        )
 
     def worth(self) -> Tensor:
         """How far x is from 0."""
@@ -113,7 +116,11 @@ class ProximalSteps(GateHook):
     def _share_of_step(self) -> float:
         """No pull is wider than half of a gate's step, or with few steps it would carry a useful field past it, for ever."""
         width = float(self.layer.get_buffer("epsilon")) ** 0.5
-        return 1.0 if self.method.as_published or not self.threshold else min(1.0, 0.5 * width / self.threshold)
+        return (
+            1.0
+            if self.method.as_published or not self.threshold
+            else min(1.0, 0.5 * width / self.threshold)
+        )
 
 
 def planned_steps(search: Search, epochs: int) -> int:
@@ -137,7 +144,9 @@ class DeepLasso(Method):
     def score(self, search: Search) -> Scores:
         """The norms of the gradients on the validation rows at the end of training."""
         if search.training.compile:
-            raise TorchleapError("DeepLasso needs gradients of gradients, which torch.compile cannot take. Set compile=False.")
+            raise TorchleapError(
+                "DeepLasso needs gradients of gradients, which torch.compile cannot take. Set compile=False."
+            )
         model = search.model()
         net = WatchedNet(model.net)
         model.net = net
@@ -157,7 +166,9 @@ class WatchedNet(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Run and remember."""
         if self.training:
-            self.seen = x = x if x.requires_grad else x.detach().requires_grad_()  # no gradient: no field has an embedding
+            self.seen = x = (
+                x if x.requires_grad else x.detach().requires_grad_()
+            )  # no gradient: no field has an embedding
         log_odds: Tensor = self.net(x)
         return log_odds
 
@@ -265,7 +276,9 @@ class GatedTable(nn.Module):
         fields: The places of these columns.
     """
 
-    def __init__(self, table: nn.Module, gates: OpenGates, fields: list[int], counts: list[Tensor]) -> None:
+    def __init__(
+        self, table: nn.Module, gates: OpenGates, fields: list[int], counts: list[Tensor]
+    ) -> None:
         super().__init__()
         self.table = table
         self.open = gates
@@ -281,7 +294,10 @@ class GatedTable(nn.Module):
     def shares(self, kept: Tensor) -> dict[int, float]:
         """The mean over train rows of what each embedding has, by field."""
         parts = torch.split_with_sizes(kept.double(), [len(count) for count in self.counts])
-        means = [part @ count / count.sum().clamp_min(1) for part, count in zip(parts, self.counts, strict=True)]
+        means = [
+            part @ count / count.sum().clamp_min(1)
+            for part, count in zip(parts, self.counts, strict=True)
+        ]
         return dict(zip(self.fields, map(float, means), strict=True))
 
 
@@ -293,14 +309,20 @@ class RowGates(FieldGates):
         self.task = search.task
         self.method = method
         self.open = OpenGates(len(search.task.fields))
-        self.register_buffer("is_ids", torch.tensor([column.is_ids for column in search.task.columns]))
+        self.register_buffer(
+            "is_ids", torch.tensor([column.is_ids for column in search.task.columns])
+        )
         self.tables: list[GatedTable] = []  # a plain list: they belong to the model's inputs
 
     def put_into_tables(self, model: Ranker) -> None:
         """Let every table of a model have its gates."""
         assert isinstance(model.inputs, FieldInputs)
         counts = id_counts(self.task)
-        single = [place for place, column in enumerate(self.task.columns) if column.is_ids and column.column.kind != "list"]
+        single = [
+            place
+            for place, column in enumerate(self.task.columns)
+            if column.is_ids and column.column.kind != "list"
+        ]
         for width in list(model.inputs.tables):
             members = [place for place in single if self.task.columns[place].width == int(width)]
             model.inputs.tables[width] = self._gated(model.inputs.tables[width], members, counts)
@@ -324,18 +346,27 @@ class RowGates(FieldGates):
 
     def penalty(self) -> Tensor:
         """The sum of all gates."""
-        numbers = torch.sigmoid(self.open.get_buffer("steepness") * self.open.m).squeeze(1)[~self.get_buffer("is_ids")].sum()
+        numbers = (
+            torch.sigmoid(self.open.get_buffer("steepness") * self.open.m)
+            .squeeze(1)[~self.get_buffer("is_ids")]
+            .sum()
+        )
         return self.weight * (numbers + sum(table.open.total() for table in self.tables))
 
     @property
     def weight(self) -> float:
         """Of the sum of all gates."""
-        count = int((~self.get_buffer("is_ids")).sum()) + sum(len(table.open.m) for table in self.tables)
+        count = int((~self.get_buffer("is_ids")).sum()) + sum(
+            len(table.open.m) for table in self.tables
+        )
         return 0.02 / count if self.method.weight is None else self.method.weight
 
     def worth(self) -> Tensor:
         """The share of kept embeddings; a hair of their gates at t = 1 ranks fields that are kept as a whole."""
-        kept, soft = (self._shares(value) for value in (lambda m: (m > 0).double(), lambda m: torch.sigmoid(m.double())))
+        kept, soft = (
+            self._shares(value)
+            for value in (lambda m: (m > 0).double(), lambda m: torch.sigmoid(m.double()))
+        )
         return kept + 1e-6 * soft
 
     @torch.no_grad()
@@ -362,17 +393,24 @@ class SteeperGates(GateHook):
         """A step, and the steepness of the next."""
         super().after_step(run)
         for gates in self.layer.everywhere():
-            gates.get_buffer("steepness").fill_(self.method.steepness_at(run.step // self.steps, self.planned))
+            gates.get_buffer("steepness").fill_(
+                self.method.steepness_at(run.step // self.steps, self.planned)
+            )
 
 
 def id_counts(task: Task) -> dict[int, Tensor]:
     """How often each id comes in train rows, by place of the column; empty places of lists do not count."""
     slots = task.slots(ids=True)
     columns = {place: column for place, column in enumerate(task.columns) if column.is_ids}
-    counts = {place: torch.zeros(column.categories, dtype=torch.float64) for place, column in columns.items()}
+    counts = {
+        place: torch.zeros(column.categories, dtype=torch.float64)
+        for place, column in columns.items()
+    }
     for batch in task.train.batches(large_batch(task)):
         for place, column in columns.items():
-            counts[place] += torch.bincount(batch.ids[:, slots[column.name]].flatten(), minlength=column.categories)
+            counts[place] += torch.bincount(
+                batch.ids[:, slots[column.name]].flatten(), minlength=column.categories
+            )
     for place, column in columns.items():
         if column.column.kind == "list":
             counts[place][0] = 0

@@ -25,8 +25,12 @@ def forward(x: Tensor, gate: Tensor, column_gate: Tensor, draw: Draw) -> Mixed:
     squares = torch.zeros(rows, gate.shape[0], dtype=wide, device=x.device)  # (B, G)
     for columns, owner, order in _parts(column_gate, permutation):
         block = x[:, columns]
-        shuffled = block.index_select(0, order) if isinstance(owner, int) else block.gather(0, order)
-        share = gate[owner : owner + 1] if isinstance(owner, int) else gate[owner]  # (1,) or (columns,): both widen bfloat16
+        shuffled = (
+            block.index_select(0, order) if isinstance(owner, int) else block.gather(0, order)
+        )
+        share = (
+            gate[owner : owner + 1] if isinstance(owner, int) else gate[owner]
+        )  # (1,) or (columns,): both widen bfloat16
         output[:, columns] = (share * block + (1 - share) * shuffled).to(x.dtype)
         change = (block.to(wide) - shuffled).square_()
         if isinstance(owner, int):
@@ -38,7 +42,9 @@ def forward(x: Tensor, gate: Tensor, column_gate: Tensor, draw: Draw) -> Mixed:
     return Mixed(output, x.mean(0, dtype=wide), statistics)
 
 
-def backward(grad: Tensor, x: Tensor, gate: Tensor, column_gate: Tensor, draw: Draw, wants: tuple[bool, bool]) -> list[Tensor]:
+def backward(
+    grad: Tensor, x: Tensor, gate: Tensor, column_gate: Tensor, draw: Draw, wants: tuple[bool, bool]
+) -> list[Tensor]:
     """See `reference.gradients`."""
     grad_x, grad_gate = gate.new_empty(0), gate.new_empty(0)
     if wants[0]:
@@ -47,7 +53,9 @@ def backward(grad: Tensor, x: Tensor, gate: Tensor, column_gate: Tensor, draw: D
         grad_gate = torch.zeros_like(gate)
         for columns, owner, order in _parts(column_gate, draw.permutations(x.shape[0])):
             block = x[:, columns]
-            shuffled = block.index_select(0, order) if isinstance(owner, int) else block.gather(0, order)
+            shuffled = (
+                block.index_select(0, order) if isinstance(owner, int) else block.gather(0, order)
+            )
             change = (block.to(gate.dtype) - shuffled).mul_(grad[:, columns])
             if isinstance(owner, int):
                 grad_gate[owner] += change.sum()
@@ -56,9 +64,13 @@ def backward(grad: Tensor, x: Tensor, gate: Tensor, column_gate: Tensor, draw: D
     return [grad_x, grad_gate]
 
 
-def _parts(column_gate: Tensor, permutation: Tensor) -> Iterator[tuple[slice | Tensor, int | Tensor, Tensor]]:
+def _parts(
+    column_gate: Tensor, permutation: Tensor
+) -> Iterator[tuple[slice | Tensor, int | Tensor, Tensor]]:
     """Columns, their gate or gates, and the order of their rows: one by one if wide, the narrow ones together."""
-    owners, widths = (part.tolist() for part in torch.unique_consecutive(column_gate, return_counts=True))
+    owners, widths = (
+        part.tolist() for part in torch.unique_consecutive(column_gate, return_counts=True)
+    )
     start = 0
     narrow: list[int] = []
     for owner, width in zip(owners, widths, strict=True):

@@ -15,11 +15,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ..errors import TorchleapError, nearest
-from ..settings import Shuffle
+from .._common.errors import TorchleapError, nearest
 from . import blocks, native, reference
 from .reference import Mixed
-from .shuffle import Draw, streams
+from .shuffle import Draw, Shuffle, streams
 
 VARIABLE = "TORCHLEAP_MIX"
 
@@ -90,18 +89,28 @@ def choose(x: Tensor) -> str:
     obstacle = BACKENDS[fast].obstacle(x)
     if not obstacle:
         return fast
-    if fast == "triton" or isinstance(native.load(), str):  # a type that the kernel does not know needs no cure
+    if fast == "triton" or isinstance(
+        native.load(), str
+    ):  # a type that the kernel does not know needs no cure
         _say_once(obstacle)
     return "torch"
 
 
 @cache
 def _say_once(obstacle: str) -> None:
-    warnings.warn(f"{obstacle.rstrip('.')}. Until then the slower PyTorch version mixes.", stacklevel=2)
+    warnings.warn(
+        f"{obstacle.rstrip('.')}. Until then the slower PyTorch version mixes.", stacklevel=2
+    )
 
 
 def mix(
-    x: Tensor, gate: Tensor, column_gate: Tensor, seed: Tensor, steps: Tensor, first_gate: int = 0, shuffle: Shuffle = "uniform"
+    x: Tensor,
+    gate: Tensor,
+    column_gate: Tensor,
+    seed: Tensor,
+    steps: Tensor,
+    first_gate: int = 0,
+    shuffle: Shuffle = "uniform",
 ) -> Mixed:
     """Mix each gate's columns with a row-permuted copy of themselves and measure them.
 
@@ -132,7 +141,9 @@ def join(blocks: list[Tensor]) -> Tensor:
     """Fields that lie apart, (B, width) each, side by side: `torch.cat(blocks, dim=1)`."""
     if len(blocks) == 1:
         return blocks[0]
-    alike = all(block.dtype == blocks[0].dtype and block.device == blocks[0].device for block in blocks)
+    alike = all(
+        block.dtype == blocks[0].dtype and block.device == blocks[0].device for block in blocks
+    )
     joined: Tensor = torch.ops.torchleap.join(blocks) if alike else torch.cat(blocks, dim=1)
     return joined
 
@@ -153,40 +164,83 @@ def _save_widths(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
     ctx.widths = [block.shape[1] for block in inputs[0]]
 
 
-_join.register_autograd(lambda ctx, grad: list(grad.split(ctx.widths, dim=1)), setup_context=_save_widths)
+_join.register_autograd(
+    lambda ctx, grad: list(grad.split(ctx.widths, dim=1)), setup_context=_save_widths
+)
 
 
 @torch.library.custom_op("torchleap::mix", mutates_args=())
 def _mix(
-    x: Tensor, gate: Tensor, column_gate: Tensor, seed: Tensor, steps: Tensor, first_gate: int, shuffle: str
+    x: Tensor,
+    gate: Tensor,
+    column_gate: Tensor,
+    seed: Tensor,
+    steps: Tensor,
+    first_gate: int,
+    shuffle: str,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     return _forward(x, gate, column_gate, seed, steps, first_gate, shuffle)
 
 
 def _forward(
-    x: Tensor, gate: Tensor, column_gate: Tensor, seed: Tensor, steps: Tensor, first_gate: int, shuffle: str
+    x: Tensor,
+    gate: Tensor,
+    column_gate: Tensor,
+    seed: Tensor,
+    steps: Tensor,
+    first_gate: int,
+    shuffle: str,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     backend = BACKENDS[choose(x)]
-    drawn = backend.streams(seed, steps, first_gate)  # saved for backward: the steps go on meanwhile
+    drawn = backend.streams(
+        seed, steps, first_gate
+    )  # saved for backward: the steps go on meanwhile
     output, mean, statistics = backend.forward(x, gate, column_gate, Draw(drawn, shuffle))  # type: ignore[arg-type]
     return output.contiguous(), mean, statistics, drawn
 
 
 @_mix.register_fake
-def _(x: Tensor, gate: Tensor, column_gate: Tensor, seed: Tensor, steps: Tensor, first_gate: int, shuffle: str) -> Any:
+def _(
+    x: Tensor,
+    gate: Tensor,
+    column_gate: Tensor,
+    seed: Tensor,
+    steps: Tensor,
+    first_gate: int,
+    shuffle: str,
+) -> Any:
     output = torch.empty_like(x, memory_format=torch.contiguous_format)
-    return output, gate.new_empty(x.shape[1]), gate.new_empty(4, gate.shape[0]), steps.new_empty(gate.shape[0] + 1)
+    return (
+        output,
+        gate.new_empty(x.shape[1]),
+        gate.new_empty(4, gate.shape[0]),
+        steps.new_empty(gate.shape[0] + 1),
+    )
 
 
 @torch.library.custom_op("torchleap::mix_backward", mutates_args=())
 def _mix_backward(
-    grad: Tensor, x: Tensor, gate: Tensor, column_gate: Tensor, streams: Tensor, shuffle: str, wants_x: bool, wants_gate: bool
+    grad: Tensor,
+    x: Tensor,
+    gate: Tensor,
+    column_gate: Tensor,
+    streams: Tensor,
+    shuffle: str,
+    wants_x: bool,
+    wants_gate: bool,
 ) -> list[Tensor]:
     return _backward(grad, x, gate, column_gate, streams, shuffle, wants_x, wants_gate)
 
 
 def _backward(
-    grad: Tensor, x: Tensor, gate: Tensor, column_gate: Tensor, streams: Tensor, shuffle: str, wants_x: bool, wants_gate: bool
+    grad: Tensor,
+    x: Tensor,
+    gate: Tensor,
+    column_gate: Tensor,
+    streams: Tensor,
+    shuffle: str,
+    wants_x: bool,
+    wants_gate: bool,
 ) -> list[Tensor]:
     draw = Draw(streams, shuffle)  # type: ignore[arg-type]
     found = BACKENDS[choose(x)].backward(grad, x, gate, column_gate, draw, (wants_x, wants_gate))
@@ -195,9 +249,18 @@ def _backward(
 
 @_mix_backward.register_fake
 def _(
-    grad: Tensor, x: Tensor, gate: Tensor, column_gate: Tensor, streams: Tensor, shuffle: str, wants_x: bool, wants_gate: bool
+    grad: Tensor,
+    x: Tensor,
+    gate: Tensor,
+    column_gate: Tensor,
+    streams: Tensor,
+    shuffle: str,
+    wants_x: bool,
+    wants_gate: bool,
 ) -> list[Tensor]:
-    found_x = torch.empty_like(x, memory_format=torch.contiguous_format) if wants_x else gate.new_empty(0)
+    found_x = (
+        torch.empty_like(x, memory_format=torch.contiguous_format) if wants_x else gate.new_empty(0)
+    )
     return [found_x, torch.empty_like(gate) if wants_gate else gate.new_empty(0)]
 
 
@@ -211,9 +274,16 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
 def _differentiate(ctx: Any, grad: Tensor, *_: Any) -> tuple[Any, ...]:
     wants = ctx.needs_input_grad[:2]
     # with gradients on, a gradient of this gradient may be wanted, which only the operator knows
-    call: Any = _backward if not torch.is_grad_enabled() and _is_plain(grad) else torch.ops.torchleap.mix_backward
+    call: Any = (
+        _backward
+        if not torch.is_grad_enabled() and _is_plain(grad)
+        else torch.ops.torchleap.mix_backward
+    )
     found = call(grad, *ctx.saved_tensors, ctx.shuffle, *wants)
-    return (*(gradient if wanted else None for gradient, wanted in zip(found, wants, strict=True)), *[None] * 5)
+    return (
+        *(gradient if wanted else None for gradient, wanted in zip(found, wants, strict=True)),
+        *[None] * 5,
+    )
 
 
 _mix.register_autograd(_differentiate, setup_context=_save)
@@ -242,14 +312,20 @@ def _differentiate_again(ctx: Any, grads: list[Tensor]) -> tuple[Any, ...]:
     """For gradient penalties: plainly, from the definition. The shuffled copy stays without gradient."""
     grad, x, gate, column_gate, drawn = ctx.saved_tensors
     wide_grad, wide_x = grad.to(gate.dtype), x.to(gate.dtype)
-    by_grad, by_x, by_gate = torch.zeros_like(wide_grad), torch.zeros_like(wide_x), torch.zeros_like(gate)
+    by_grad, by_x, by_gate = (
+        torch.zeros_like(wide_grad),
+        torch.zeros_like(wide_x),
+        torch.zeros_like(gate),
+    )
     if ctx.wants_x:
         by_grad = by_grad + gate[column_gate] * grads[0]
         by_gate = by_gate.index_add(0, column_gate, (grads[0] * wide_grad).sum(0))
     if ctx.wants_gate:
         permutation = Draw(drawn, ctx.shuffle).permutations(x.shape[0])
         by_column = grads[1][column_gate]
-        by_grad = by_grad + by_column * (wide_x - wide_x.detach().gather(0, permutation[column_gate].T))
+        by_grad = by_grad + by_column * (
+            wide_x - wide_x.detach().gather(0, permutation[column_gate].T)
+        )
         by_x = by_x + by_column * wide_grad
     return by_grad.to(grad.dtype), by_x.to(x.dtype), by_gate, *[None] * 5
 

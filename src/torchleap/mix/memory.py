@@ -21,7 +21,9 @@ LARGE = 1 << 20  # bytes; smaller ones are torch's business
 class Pool:
     """Hands out tensors on blocks of memory, and takes the blocks back when the last tensor on them is gone."""
 
-    def __init__(self, allocate: Callable[[int], int | None], release: Callable[[int], None]) -> None:
+    def __init__(
+        self, allocate: Callable[[int], int | None], release: Callable[[int], None]
+    ) -> None:
         self._allocate = allocate
         self._release = release
         self._idle: list[tuple[int, int]] = []  # size and address, longest waiting first
@@ -40,7 +42,9 @@ class Pool:
         block = (ctypes.c_char * size).from_address(address)
         weakref.finalize(block, self._returned.append, (size, address)).atexit = False
         memory = torch.frombuffer(block, dtype=like.dtype, count=math.prod(shape)).untyped_storage()
-        return like.new_empty(0).set_(memory, 0, shape, (shape[1], 1))  # not a view: it may be changed in place
+        return like.new_empty(0).set_(
+            memory, 0, shape, (shape[1], 1)
+        )  # not a view: it may be changed in place
 
     def _take(self, wanted: int) -> tuple[int, int]:
         while self._returned:
@@ -65,5 +69,7 @@ class Pool:
             address = self._allocate(wanted)
         if not address:
             self._in_use -= wanted
-            raise MemoryError(f"The mixing step needs {wanted / 2**20:,.0f} MB for its result. Make the batch smaller.")
+            raise MemoryError(
+                f"The mixing step needs {wanted / 2**20:,.0f} MB for its result. Make the batch smaller."
+            )
         return address

@@ -1,6 +1,5 @@
-"""The native kernel (kernel.c), called through ctypes: float32, float64 and bfloat16 on the CPU."""
+"""The native kernel (native/mix.c), called through ctypes: float32, float64 and bfloat16 on the CPU."""
 
-import ctypes
 from collections.abc import Callable
 from ctypes import c_int, c_int64, c_void_p
 from functools import cache
@@ -9,73 +8,92 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..native import library as native
 from .memory import Pool
 from .reference import Mixed
 from .shuffle import SAMPLE_ROWS, Draw
 
-INTERFACE = 4  # as in kernel.c
 DTYPES = {torch.float32: 0, torch.float64: 1, torch.bfloat16: 2}
 WIDE = {dtype: torch.promote_types(dtype, torch.float32) for dtype in DTYPES}
 SHUFFLES = {"uniform": 0, "cyclic": 1}
 SMALL = 1 << 15  # values that one thread has mixed before a second is awake
-CURE = "With a C compiler, `python -m torchleap.mix.build` compiles it."
 
 
 @cache
 def load() -> "Kernel | str":
-    """The kernel for this processor, or why there is none."""
-    from .build import LEVELS, library  # here, for `python -m torchleap.mix.build` to be the first to import it
-
-    capability = torch.backends.cpu.get_cpu_capability()
-    best = {"AVX512": "avx512", "AVX2": "avx2"}.get(capability, "baseline")
-    levels = list(LEVELS)[list(LEVELS).index(best) :]  # this level, or a lower one
-    reason = f"torchleap's native kernel has not been compiled. {CURE}"
-    for level in levels:
-        if library(level).exists():
-            try:
-                return Kernel(ctypes.CDLL(str(library(level))), level)
-            except (OSError, AttributeError) as error:
-                reason = f"torchleap's native kernel cannot be loaded ({error}). {CURE}"
-    return reason
+    """Return the mixing kernel for this processor, or the reason why there is none."""
+    library = native.load()
+    return library if isinstance(library, str) else Kernel(library)
 
 
 class Kernel:
     """The compiled functions with their signatures."""
 
-    def __init__(self, compiled: ctypes.CDLL, level: str) -> None:
-        if compiled.torchleap_interface() != INTERFACE:
-            raise OSError(f"it has interface {compiled.torchleap_interface()}, but {INTERFACE} is expected")
-        self.level = level
-        self.library = compiled  # data/codes.py and lazy_adam.py have functions of their own there
-        self.parallel = _torch_threads()
-        compiled.torchleap_allocate.argtypes, compiled.torchleap_allocate.restype = [c_int64], c_void_p
+    def __init__(self, library: native.Library) -> None:
+        compiled = library.functions
+        self.level = library.level
+        self.parallel = library.parallel
+        compiled.torchleap_allocate.argtypes, compiled.torchleap_allocate.restype = (
+            [c_int64],
+            c_void_p,
+        )
         compiled.torchleap_free.argtypes, compiled.torchleap_free.restype = [c_void_p], None
         self.pool = Pool(compiled.torchleap_allocate, compiled.torchleap_free)
-        layout: list[Any] = [c_int64, c_int64, c_int64, c_void_p, c_int64, c_void_p, c_void_p, c_int]
+        layout: list[Any] = [
+            c_int64,
+            c_int64,
+            c_int64,
+            c_void_p,
+            c_int64,
+            c_void_p,
+            c_void_p,
+            c_int,
+        ]
         threads: list[Any] = [c_int, c_void_p]
         self.streams = compiled.torchleap_streams
         self.streams.argtypes = [c_int64, c_void_p, c_int64, c_int64, c_void_p]
         self.join = compiled.torchleap_join
-        self.join.argtypes = [c_void_p, c_void_p, c_void_p, c_int64, c_int64, c_int64, c_void_p, *threads]
+        self.join.argtypes = [
+            c_void_p,
+            c_void_p,
+            c_void_p,
+            c_int64,
+            c_int64,
+            c_int64,
+            c_void_p,
+            *threads,
+        ]
         self.join.restype = None
         self.forward = compiled.torchleap_forward
-        self.forward.argtypes = [c_int, c_void_p, *layout, c_int64, c_void_p, c_void_p, c_void_p, *threads]
+        self.forward.argtypes = [
+            c_int,
+            c_void_p,
+            *layout,
+            c_int64,
+            c_void_p,
+            c_void_p,
+            c_void_p,
+            *threads,
+        ]
         self.backward = compiled.torchleap_backward
-        self.backward.argtypes = [c_int, c_void_p, c_int64, c_void_p, *layout, c_void_p, c_void_p, *threads]
-
-
-def _torch_threads() -> int | None:
-    """The address of the function that runs work in torch's own pool of threads, if torch is built with OpenMP."""
-    try:
-        return ctypes.cast(ctypes.CDLL(None).GOMP_parallel, c_void_p).value
-    except (AttributeError, OSError):
-        return None  # the kernel starts threads of its own
+        self.backward.argtypes = [
+            c_int,
+            c_void_p,
+            c_int64,
+            c_void_p,
+            *layout,
+            c_void_p,
+            c_void_p,
+            *threads,
+        ]
 
 
 def streams(seed: Tensor, steps: Tensor, first_gate: int = 0) -> Tensor:
     """See `shuffle.streams`."""
     if not _is_index(steps, len(steps)):
-        raise ValueError(f"Expected steps in int64 on the CPU, but found {steps.dtype} on {steps.device}.")
+        raise ValueError(
+            f"Expected steps in int64 on the CPU, but found {steps.dtype} on {steps.device}."
+        )
     steps = steps.contiguous()
     found = steps.new_empty(1 + steps.shape[0])
     _kernel().streams(int(seed), steps.data_ptr(), steps.shape[0], first_gate, found.data_ptr())
@@ -85,7 +103,9 @@ def streams(seed: Tensor, steps: Tensor, first_gate: int = 0) -> Tensor:
 def join(blocks: list[Tensor]) -> Tensor:
     """`torch.cat(blocks, dim=1)` for blocks of one type."""
     if any(block.shape[0] != blocks[0].shape[0] or block.device.type != "cpu" for block in blocks):
-        raise ValueError(f"Expected blocks with as many rows, on the CPU, but found {[tuple(block.shape) for block in blocks]}.")
+        raise ValueError(
+            f"Expected blocks with as many rows, on the CPU, but found {[tuple(block.shape) for block in blocks]}."
+        )
     blocks = [_with_rows_in_memory(block) for block in blocks]
     rows, size = blocks[0].shape[0], blocks[0].element_size()
     widths = [block.shape[1] for block in blocks]
@@ -117,17 +137,32 @@ def forward(x: Tensor, gate: Tensor, column_gate: Tensor, draw: Draw) -> Mixed:
     return Mixed(output, mean, statistics)
 
 
-def backward(grad: Tensor, x: Tensor, gate: Tensor, column_gate: Tensor, draw: Draw, wants: tuple[bool, bool]) -> list[Tensor]:
+def backward(
+    grad: Tensor, x: Tensor, gate: Tensor, column_gate: Tensor, draw: Draw, wants: tuple[bool, bool]
+) -> list[Tensor]:
     """See `reference.gradients`."""
     if grad.dtype != x.dtype or grad.shape != x.shape or grad.device != x.device:
-        raise ValueError(f"Expected a gradient {tuple(x.shape)} in {x.dtype}, but found {tuple(grad.shape)} in {grad.dtype}.")
+        raise ValueError(
+            f"Expected a gradient {tuple(x.shape)} in {x.dtype}, but found {tuple(grad.shape)} in {grad.dtype}."
+        )
     x, grad = _with_rows_in_memory(x), _with_rows_in_memory(grad)
     found = [
         _kernel().pool.empty(x, (x.shape[0], x.shape[1])) if wants[0] else gate.new_empty(0),
         torch.empty_like(gate) if wants[1] else gate.new_empty(0),
     ]
-    after = [gradient.data_ptr() if wanted else None for gradient, wanted in zip(found, wants, strict=True)]
-    _call(_kernel().backward, x, gate, column_gate, draw, before=[grad.data_ptr(), grad.stride(0)], after=after)
+    after = [
+        gradient.data_ptr() if wanted else None
+        for gradient, wanted in zip(found, wants, strict=True)
+    ]
+    _call(
+        _kernel().backward,
+        x,
+        gate,
+        column_gate,
+        draw,
+        before=[grad.data_ptr(), grad.stride(0)],
+        after=after,
+    )
     return found
 
 
@@ -148,17 +183,33 @@ def _is_index(values: Tensor, length: int) -> bool:
 
 
 def _call(
-    function: Callable[..., int], x: Tensor, gate: Tensor, column_gate: Tensor, draw: Draw, *, before: Any, after: Any
+    function: Callable[..., int],
+    x: Tensor,
+    gate: Tensor,
+    column_gate: Tensor,
+    draw: Draw,
+    *,
+    before: Any,
+    after: Any,
 ) -> None:
-    gate, column_gate, streams = gate.contiguous(), column_gate.contiguous(), draw.streams.contiguous()
+    gate, column_gate, streams = (
+        gate.contiguous(),
+        column_gate.contiguous(),
+        draw.streams.contiguous(),
+    )
     rows, columns = x.shape
     expected = {
-        f"gates in {WIDE[x.dtype]} on the CPU": gate.dtype == WIDE[x.dtype] and gate.device.type == "cpu",
-        f"a gate as int64 for each of {columns} columns, on the CPU": _is_index(column_gate, columns),
+        f"gates in {WIDE[x.dtype]} on the CPU": gate.dtype == WIDE[x.dtype]
+        and gate.device.type == "cpu",
+        f"a gate as int64 for each of {columns} columns, on the CPU": _is_index(
+            column_gate, columns
+        ),
         f"{1 + gate.shape[0]} streams in int64, on the CPU": _is_index(streams, 1 + gate.shape[0]),
     }
     if not all(expected.values()):
-        raise ValueError(f"Expected {' and '.join(wanted for wanted, met in expected.items() if not met)}.")
+        raise ValueError(
+            f"Expected {' and '.join(wanted for wanted, met in expected.items() if not met)}."
+        )
     failed = function(
         DTYPES[x.dtype],
         *before,
@@ -176,6 +227,10 @@ def _call(
         _kernel().parallel,
     )
     if failed == 2:
-        raise ValueError(f"Expected rows, columns and a gate from 0 to {gate.shape[0] - 1} for each column, but found {x.shape}.")
+        raise ValueError(
+            f"Expected rows, columns and a gate from 0 to {gate.shape[0] - 1} for each column, but found {x.shape}."
+        )
     if failed:
-        raise MemoryError(f"The mixing step of {rows:,} rows and {columns:,} columns is out of memory. Make the batch smaller.")
+        raise MemoryError(
+            f"The mixing step of {rows:,} rows and {columns:,} columns is out of memory. Make the batch smaller."
+        )

@@ -4,13 +4,12 @@ The same numbers come out of every backend, on every device, after every resume,
 random numbers.
 """
 
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
-from ..settings import Shuffle
-
+Shuffle = Literal["uniform", "cyclic"]
 SAMPLE_ROWS = 256  # enough for an average over steps, and no full pass over a wide batch
 
 
@@ -22,7 +21,10 @@ class Draw(NamedTuple):
 
     def permutations(self, rows: int) -> Tensor:
         """For each gate the row that comes to each row, (G, rows) int64."""
-        return {"uniform": lambda: uniform(self.streams[1:], rows), "cyclic": lambda: cyclic(self.streams, rows)}[self.shuffle]()
+        return {
+            "uniform": lambda: uniform(self.streams[1:], rows),
+            "cyclic": lambda: cyclic(self.streams, rows),
+        }[self.shuffle]()
 
     def sample(self, rows: int) -> Tensor:
         """Some rows in random order, the same for all gates, (S,) int64."""
@@ -55,8 +57,10 @@ def uniform(streams: Tensor, rows: int) -> Tensor:
     # NOTE[PAPER] Uniform as in the paper, but without a generator: nothing to save, and a resume repeats them bit for bit.
     pair = torch.arange((rows + 1) // 2, device=streams.device)
     hashes = scramble(streams[:, None] + _GOLDEN * pair)  # each decides two rows
-    dice = torch.stack([hashes & _MASK, _shift(hashes, 32)], dim=2).flatten(1)[:, :rows]  # (G, rows), 32 bits each
-    return _swap_in_turn((dice * torch.arange(1, rows + 1, device=streams.device)) >> 32)
+    rng = torch.stack([hashes & _MASK, _shift(hashes, 32)], dim=2).flatten(1)[
+        :, :rows
+    ]  # (G, rows), 32 bits each
+    return _swap_in_turn((rng * torch.arange(1, rows + 1, device=streams.device)) >> 32)
 
 
 def _swap_in_turn(other: Tensor) -> Tensor:
@@ -67,14 +71,20 @@ def _swap_in_turn(other: Tensor) -> Tensor:
     row q moved there, and so on.
     """
     place = torch.arange(other.shape[1], device=other.device).expand_as(other)
-    by_draw = other.argsort(dim=1, stable=True)  # rows that drew the same place side by side, in their order
+    by_draw = other.argsort(
+        dim=1, stable=True
+    )  # rows that drew the same place side by side, in their order
     drawn = other.gather(1, by_draw)
     earlier = torch.full_like(other, -1)
     same = (drawn[:, 1:] == drawn[:, :-1]) & (by_draw[:, :-1] > drawn[:, 1:])
     earlier[:, 1:] = torch.where(same, by_draw[:, :-1], -1)
-    held = torch.empty_like(other).scatter(1, by_draw, earlier)  # the row before p that drew the same place, or -1
+    held = torch.empty_like(other).scatter(
+        1, by_draw, earlier
+    )  # the row before p that drew the same place, or -1
     held = torch.where(other == place, place, held)
-    source = torch.where(held < 0, other, place)  # where to look on; found places lead to themselves
+    source = torch.where(
+        held < 0, other, place
+    )  # where to look on; found places lead to themselves
     while not torch.equal(further := source.gather(1, source), source):
         source = further
     last = torch.full_like(other, -1).scatter_reduce(1, other, place, "amax")

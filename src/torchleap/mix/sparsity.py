@@ -22,7 +22,9 @@ def most_common(sample: Tensor, column_gate: Tensor, gates: int) -> tuple[Tensor
             divided by the number of all rows and by the width; over (1 - share), it is their mean square.
     """
     half = max(1, sample.shape[0] // 2)
-    width = torch.zeros(gates, device=sample.device).index_add_(0, column_gate, torch.ones_like(column_gate, dtype=torch.float32))
+    width = torch.zeros(gates, device=sample.device).index_add_(
+        0, column_gate, torch.ones_like(column_gate, dtype=torch.float32)
+    )
     code = _row_codes(sample, column_gate, gates)  # (S, G)
     differs = code[half:] != code[:half].mode(0).values  # (S - half, G)
     wide = sample.to(torch.promote_types(sample.dtype, torch.float32))
@@ -37,6 +39,12 @@ def _row_codes(sample: Tensor, column_gate: Tensor, gates: int) -> Tensor:
     Integer sums do not depend on their order, so equal rows agree exactly whatever their place in the batch.
     """
     wide = sample + 0.0  # turns -0.0 into 0.0
-    bits = wide.view(torch.int64) if wide.dtype == torch.float64 else wide.float().view(torch.int32).long()
-    weight = (scramble(torch.arange(sample.shape[1], device=sample.device)) >> 32 & 0xFFFFFFFF) | 1  # (D,), odd, 32 bits
+    bits = (
+        wide.view(torch.int64)
+        if wide.dtype == torch.float64
+        else wide.float().view(torch.int32).long()
+    )
+    weight = (
+        scramble(torch.arange(sample.shape[1], device=sample.device)) >> 32 & 0xFFFFFFFF
+    ) | 1  # (D,), odd, 32 bits
     return bits.new_zeros(sample.shape[0], gates).index_add_(1, column_gate, bits * weight)

@@ -38,8 +38,8 @@ def _shuffle(streams, order, rows, gates, BLOCK: tl.constexpr):
     for row in range(rows):
         number = (tl.zeros([BLOCK], dtype=tl.int64) + row).to(tl.uint64)
         value = _scramble(stream + (number >> 1) * 0x9E3779B97F4A7C15)
-        dice = tl.where((number & 1) == 1, value >> 32, value & 0xFFFFFFFF)
-        other = ((dice * (number + 1)) >> 32).to(tl.int64)
+        rng = tl.where((number & 1) == 1, value >> 32, value & 0xFFFFFFFF)
+        other = ((rng * (number + 1)) >> 32).to(tl.int64)
         held = tl.load(order + other * gates + gate, mask=mask, other=0)
         tl.store(order + number.to(tl.int64) * gates + gate, held, mask=mask)
         tl.store(order + other * gates + gate, tl.zeros_like(held) + row, mask=mask)
@@ -74,10 +74,18 @@ def _forward(
         place = at + tl.arange(0, COLUMNS)
         mask = inside[:, None] & (place < end)[None, :]
         column = tl.load(columns + place, mask=place < end, other=0)
-        clean = tl.load(x + row.to(tl.int64)[:, None] * stride + column[None, :], mask=mask, other=0).to(share.dtype)
-        shuffled = tl.load(x + other[:, None] * stride + column[None, :], mask=mask, other=0).to(share.dtype)
+        clean = tl.load(
+            x + row.to(tl.int64)[:, None] * stride + column[None, :], mask=mask, other=0
+        ).to(share.dtype)
+        shuffled = tl.load(x + other[:, None] * stride + column[None, :], mask=mask, other=0).to(
+            share.dtype
+        )
         mixed = share * clean + (1 - share) * shuffled
-        tl.store(output + row.to(tl.int64)[:, None] * width + column[None, :], mixed.to(output.dtype.element_ty), mask=mask)
+        tl.store(
+            output + row.to(tl.int64)[:, None] * width + column[None, :],
+            mixed.to(output.dtype.element_ty),
+            mask=mask,
+        )
         change += tl.sum((clean - shuffled) * (clean - shuffled), axis=1)
     tl.store(distance + block * gates + own, tl.sum(tl.sqrt(change), axis=0))
     tl.store(square + block * gates + own, tl.sum(change, axis=0))
@@ -116,13 +124,19 @@ def _backward(
         place = at + tl.arange(0, COLUMNS)
         mask = inside[:, None] & (place < end)[None, :]
         column = tl.load(columns + place, mask=place < end, other=0)
-        incoming = tl.load(grad + row.to(tl.int64)[:, None] * grad_stride + column[None, :], mask=mask, other=0).to(share.dtype)
+        incoming = tl.load(
+            grad + row.to(tl.int64)[:, None] * grad_stride + column[None, :], mask=mask, other=0
+        ).to(share.dtype)
         if WANTS_X:
             target = grad_x + row.to(tl.int64)[:, None] * width + column[None, :]
             tl.store(target, (share * incoming).to(grad_x.dtype.element_ty), mask=mask)
         if WANTS_GATE:
-            clean = tl.load(x + row.to(tl.int64)[:, None] * stride + column[None, :], mask=mask, other=0).to(share.dtype)
-            shuffled = tl.load(x + other[:, None] * stride + column[None, :], mask=mask, other=0).to(share.dtype)
+            clean = tl.load(
+                x + row.to(tl.int64)[:, None] * stride + column[None, :], mask=mask, other=0
+            ).to(share.dtype)
+            shuffled = tl.load(
+                x + other[:, None] * stride + column[None, :], mask=mask, other=0
+            ).to(share.dtype)
             total += tl.sum(incoming * (clean - shuffled), axis=1)
     if WANTS_GATE:
         tl.store(grad_gate + block * gates + own, tl.sum(total, axis=0))
@@ -156,7 +170,9 @@ def forward(x: Tensor, gate: Tensor, column_gate: Tensor, draw: Draw) -> Mixed:
     return Mixed(output, x.mean(0, dtype=gate.dtype), statistics)
 
 
-def backward(grad: Tensor, x: Tensor, gate: Tensor, column_gate: Tensor, draw: Draw, wants: tuple[bool, bool]) -> list[Tensor]:
+def backward(
+    grad: Tensor, x: Tensor, gate: Tensor, column_gate: Tensor, draw: Draw, wants: tuple[bool, bool]
+) -> list[Tensor]:
     """See `reference.gradients`."""
     x, grad = (part if part.stride(1) == 1 else part.contiguous() for part in (x, grad))
     rows, width = x.shape
@@ -194,7 +210,9 @@ def _order(draw: Draw, rows: int, gates: int) -> Tensor:
     order = torch.empty(rows, gates, dtype=torch.int32, device=draw.streams.device)
     streams = draw.streams[1:].contiguous()
     with torch.cuda.device_of(order):
-        _shuffle[(triton.cdiv(gates, GATES),)](streams, order, rows, gates, BLOCK=GATES, num_warps=1)
+        _shuffle[(triton.cdiv(gates, GATES),)](
+            streams, order, rows, gates, BLOCK=GATES, num_warps=1
+        )
     return order
 
 

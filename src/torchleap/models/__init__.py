@@ -6,9 +6,9 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from .._common.checks import with_settings
+from .._common.errors import TorchleapError, nearest
 from ..data.task import Task
-from ..errors import TorchleapError, nearest
-from ..settings import with_settings
 from .backbones import DCN, DLRM, MLP, Backbone, DeepFM, FiBiNET, WideDeep
 from .inputs import FieldInputs
 

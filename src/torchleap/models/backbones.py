@@ -5,8 +5,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from .._common.checks import check_settings
 from ..fields import Fields
-from ..settings import check_types
 from .layers import FieldVectors, mlp, pair_sum, pairs_of
 
 
@@ -24,7 +24,7 @@ class Backbone:
     batch_norm: bool = True
 
     def __post_init__(self) -> None:
-        check_types(self)
+        check_settings(self)
 
     def net(self, fields: Fields) -> nn.Module:
         """The network for these fields, (B, D) -> (B,)."""
@@ -83,7 +83,9 @@ class DCN(Backbone):
 
     def net(self, fields: Fields) -> nn.Module:
         """The network for these fields."""
-        crosses = nn.Sequential(Crosses(fields.dims, self.crosses, self.rank), nn.Linear(fields.dims, 1))
+        crosses = nn.Sequential(
+            Crosses(fields.dims, self.crosses, self.rank), nn.Linear(fields.dims, 1)
+        )
         return Sum(cross=crosses, deep=self.deep(fields.dims))
 
 
@@ -102,7 +104,9 @@ class FiBiNET(Backbone):
     def net(self, fields: Fields) -> nn.Module:
         """The network for these fields."""
         products = Products(FieldVectors(fields, self.factors), self.reduction)
-        return Sum(wide=nn.Linear(fields.dims, 1), deep=nn.Sequential(products, *self.deep(products.width)))
+        return Sum(
+            wide=nn.Linear(fields.dims, 1), deep=nn.Sequential(products, *self.deep(products.width))
+        )
 
 
 @dataclass(frozen=True)
@@ -155,7 +159,9 @@ class Crosses(nn.Module):
 
     def _layer(self, width: int, rank: int | None) -> nn.Module:
         return (
-            nn.Linear(width, width) if rank is None else nn.Sequential(nn.Linear(width, rank, bias=False), nn.Linear(rank, width))
+            nn.Linear(width, width)
+            if rank is None
+            else nn.Sequential(nn.Linear(width, rank, bias=False), nn.Linear(rank, width))
         )
 
     def forward(self, x: Tensor) -> Tensor:
@@ -174,8 +180,12 @@ class Products(nn.Module):
         count, width = vectors.shape
         narrow = max(1, count // reduction)
         self.vectors = vectors
-        self.weigh = nn.Sequential(nn.Linear(count, narrow), nn.ReLU(), nn.Linear(narrow, count), nn.ReLU())
-        self.weight = nn.Parameter(torch.randn(count, width, width) / width**0.5)  # of the first of each pair
+        self.weigh = nn.Sequential(
+            nn.Linear(count, narrow), nn.ReLU(), nn.Linear(narrow, count), nn.ReLU()
+        )
+        self.weight = nn.Parameter(
+            torch.randn(count, width, width) / width**0.5
+        )  # of the first of each pair
         first, second = pairs_of(count)
         self.register_buffer("first", first)
         self.register_buffer("second", second)
@@ -189,7 +199,10 @@ class Products(nn.Module):
 
     def _products(self, vectors: Tensor) -> Tensor:
         turned = torch.einsum("bfi,fio->bfo", vectors, self.weight)
-        return (turned.index_select(1, self.get_buffer("first")) * vectors.index_select(1, self.get_buffer("second"))).flatten(1)
+        return (
+            turned.index_select(1, self.get_buffer("first"))
+            * vectors.index_select(1, self.get_buffer("second"))
+        ).flatten(1)
 
 
 class Dots(nn.Module):
@@ -203,7 +216,11 @@ class Dots(nn.Module):
         self._places(fields, "embeddings", [field.name for field in wide])
         dims = sum(field.width for field in narrow)
         last = settings.hidden[-1] if settings.hidden else dims
-        bottom = nn.Sequential(*settings.deep(dims, head=False), nn.Linear(last, settings.factors)) if narrow else None
+        bottom = (
+            nn.Sequential(*settings.deep(dims, head=False), nn.Linear(last, settings.factors))
+            if narrow
+            else None
+        )
         self.bottom = bottom
         self.vectors = FieldVectors(Fields(wide), settings.factors) if wide else None
         count = len(wide) + bool(narrow)
@@ -213,8 +230,13 @@ class Dots(nn.Module):
         self.top = settings.deep(len(first) + settings.factors)
 
     def _places(self, fields: Fields, name: str, members: list[str]) -> None:
-        places = [torch.arange(fields.columns(member).start, fields.columns(member).stop) for member in members]
-        self.register_buffer(name, torch.cat(places) if places else torch.zeros(0, dtype=torch.int64))
+        places = [
+            torch.arange(fields.columns(member).start, fields.columns(member).stop)
+            for member in members
+        ]
+        self.register_buffer(
+            name, torch.cat(places) if places else torch.zeros(0, dtype=torch.int64)
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         """Bottom layers, products, top layers."""

@@ -8,7 +8,9 @@ from torch import Tensor, nn
 
 from ..data.task import TaskColumn
 
-LARGE = 1 << 20  # numbers of a table from which on its gradient is sparse: a step touches few of its rows
+LARGE = (
+    1 << 20
+)  # numbers of a table from which on its gradient is sparse: a step touches few of its rows
 START = 0.01  # standard deviation of fresh embeddings
 
 
@@ -39,21 +41,29 @@ class FieldInputs(nn.Module):
             self.tables[width] = _table(sum(sizes), int(width), sparse)
             self.register_buffer(f"offsets_{width}", torch.tensor([0, *accumulate(sizes)][:-1]))
             slots = [self._ids[place] for place in members]
-            every = slots == list(range(sum(column.slots for column in columns if column.is_ids)))  # nothing to pick
+            every = slots == list(
+                range(sum(column.slots for column in columns if column.is_ids))
+            )  # nothing to pick
             self.register_buffer(f"slots_{width}", None if every else torch.tensor(slots))
         self._runs = _runs(columns)
-        self._sizes = {width: [last - first + 1 for kind, first, last in self._runs if kind == width] for width in self._members}
+        self._sizes = {
+            width: [last - first + 1 for kind, first, last in self._runs if kind == width]
+            for width in self._members
+        }
 
     def forward(self, ids: Tensor, numbers: Tensor) -> Tensor:
         """Look up, pool, and lay side by side."""
         looked_up = {  # the runs of each table, (B, columns, width) each; split, as the gradient of many slices is as many copies
-            width: table(self._rows(ids, width)).split(self._sizes[width], dim=1) for width, table in self.tables.items()
+            width: table(self._rows(ids, width)).split(self._sizes[width], dim=1)
+            for width, table in self.tables.items()
         }
         blocks, taken = [], dict.fromkeys(looked_up, 0)
         for kind, first, last in self._runs:
             if kind == "list":
                 start = self._ids[first]
-                blocks.append(_pool(self.lists[str(first)], ids[:, start : start + self.columns[first].slots]))
+                blocks.append(
+                    _pool(self.lists[str(first)], ids[:, start : start + self.columns[first].slots])
+                )
             elif kind == "numbers":
                 start = self._numbers[first]
                 blocks.append(numbers[:, start : self._numbers[last] + self.columns[last].slots])
@@ -65,7 +75,9 @@ class FieldInputs(nn.Module):
     def _rows(self, ids: Tensor, width: str) -> Tensor:
         """The rows of a table that a batch reads, (B, columns)."""
         slots = getattr(self, f"slots_{width}")
-        return (ids if slots is None else ids.index_select(1, slots)) + self.get_buffer(f"offsets_{width}")
+        return (ids if slots is None else ids.index_select(1, slots)) + self.get_buffer(
+            f"offsets_{width}"
+        )
 
 
 def _table(rows: int, width: int, sparse: bool | None) -> nn.Embedding:
@@ -97,10 +109,20 @@ def _runs(columns: Sequence[TaskColumn]) -> list[tuple[str, int, int]]:
 
     def kind(place: int) -> str:
         column = columns[place]
-        return "list" if column.column.kind == "list" else str(column.width) if column.is_ids else "numbers"
+        return (
+            "list"
+            if column.column.kind == "list"
+            else str(column.width)
+            if column.is_ids
+            else "numbers"
+        )
 
     runs: list[tuple[str, int, int]] = []
     for name, group in groupby(range(len(columns)), key=kind):
         places = list(group)
-        runs += [(name, place, place) for place in places] if name == "list" else [(name, places[0], places[-1])]
+        runs += (
+            [(name, place, place) for place in places]
+            if name == "list"
+            else [(name, places[0], places[-1])]
+        )
     return runs

@@ -8,7 +8,9 @@ from torch import Tensor, nn
 from ..fields import Fields
 
 
-def mlp(width: int, hidden: Sequence[int], *, dropout: float, batch_norm: bool, head: bool = True) -> nn.Sequential:
+def mlp(
+    width: int, hidden: Sequence[int], *, dropout: float, batch_norm: bool, head: bool = True
+) -> nn.Sequential:
     """Linear, batch norm, ReLU and dropout for each hidden layer; then one number a row, if wanted."""
     layers: list[nn.Module] = []
     for size in hidden:
@@ -48,7 +50,9 @@ class FieldVectors(nn.Module):
             return x.view(-1, *self.shape)
         found = []
         for own, weight in self.weights.items():
-            block = x.index_select(1, self.get_buffer(f"columns_{own}")).view(-1, weight.shape[0], weight.shape[1])
+            block = x.index_select(1, self.get_buffer(f"columns_{own}")).view(
+                -1, weight.shape[0], weight.shape[1]
+            )
             found.append(torch.einsum("bfi,fio->bfo", block, weight))
         return torch.cat(found, dim=1).index_select(1, self.get_buffer("order"))
 

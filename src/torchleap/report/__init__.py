@@ -7,8 +7,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ..errors import TorchleapError
-from ..text import make_folder, read_json, replace_file, write_whole
+from .._common.errors import TorchleapError
+from .._common.files import make_folder, replace_file, write_atomically
+from .._common.plain import read_json
 from .bench import bench_pictures
 from .charts import select_pictures
 from .page import needed, render
@@ -47,7 +48,7 @@ class Report:
 
     def write(self, path: str | os.PathLike[str]) -> None:
         """Write the page, or the record if the name ends in .json; the file appears whole or not at all."""
-        write_whole(path, self.json() if Path(path).suffix == ".json" else self.html())
+        write_atomically(path, self.json() if Path(path).suffix == ".json" else self.html())
 
     def png(self, folder: str | os.PathLike[str], *, scale: float = 2.0) -> list[Path]:
         """Write each chart as a picture; returns their paths.
@@ -65,7 +66,11 @@ class Report:
 
     def _pictures(self, folder: str | os.PathLike[str], ending: str, draw: Any) -> list[Path]:
         make_folder(folder)
-        drawn = bench_pictures(self.record) if self.record["kind"] == "bench" else select_pictures(self.record)
+        drawn = (
+            bench_pictures(self.record)
+            if self.record["kind"] == "bench"
+            else select_pictures(self.record)
+        )
         written = []
         for name in drawn.specs:
             path = Path(folder) / f"{name}.{ending}"
@@ -77,9 +82,7 @@ class Report:
     def _repr_html_(self) -> str:
         """The page inside a notebook, in a frame of its own."""
         page = html.escape(self.html(), quote=True)
-        return (
-            f'<iframe srcdoc="{page}" sandbox="allow-scripts allow-downloads" style="width:100%;height:720px;border:0"></iframe>'
-        )
+        return f'<iframe srcdoc="{page}" sandbox="allow-scripts allow-downloads" style="width:100%;height:720px;border:0"></iframe>'
 
     def __repr__(self) -> str:
         return f"Report: {self.record['kind']}, {str(self.record.get('title') or 'untitled')!r}"

@@ -5,45 +5,82 @@ from collections.abc import Mapping
 from itertools import zip_longest
 from typing import Any
 
-from ..errors import is_number
+from .._common.checks import is_number
 from . import numbers
 from .pieces import Charts, Rows, Spec, framed
 
-HUES = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#8c8c8c", "#b3a000")  # Okabe and Ito's
+HUES = (
+    "#0072b2",
+    "#e69f00",
+    "#009e73",
+    "#cc79a7",
+    "#56b4e9",
+    "#d55e00",
+    "#8c8c8c",
+    "#b3a000",
+)  # Okabe and Ito's
 DASHES = ((1, 0), (7, 4), (2, 3))  # a ninth series has the first hue again, dashed
 FEW_POINTS = 16  # of a line, so that each is worth a dot
 PICTURE = 560  # as wide is a static picture
 
-UNITS = {"µs": 1e-6, "ms": 1e-3, "s": 1, "min": 60, "h": 3600, "kB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12}
+UNITS = {
+    "µs": 1e-6,
+    "ms": 1e-3,
+    "s": 1,
+    "min": 60,
+    "h": 3600,
+    "kB": 1e3,
+    "MB": 1e6,
+    "GB": 1e9,
+    "TB": 1e12,
+}
 _UNIT = rf"({'|'.join(UNITS)})(?![a-zA-Z])"
-_NUMBER = re.compile(rf"[<>~≈]?\s*([-+]?(?:\d+\.?\d*|\.\d+)(?:e[-+]?\d+)?)(?=$|[^\d.:e-])(?:\s*{_UNIT})?(?:\s+(\d+)\s*{_UNIT})?")
+_NUMBER = re.compile(
+    rf"[<>~≈]?\s*([-+]?(?:\d+\.?\d*|\.\d+)(?:e[-+]?\d+)?)(?=$|[^\d.:e-])(?:\s*{_UNIT})?(?:\s+(\d+)\s*{_UNIT})?"
+)
 _NOTHING = ("", "-", "—", numbers.UNKNOWN, "none")
 
 
 def bench_charts(record: Mapping[str, Any]) -> Charts:
     """A chart for each curve; the page has the titles and legends."""
     drawn = _drawn(record)
-    return Charts({name: _curve(name, curve) for name, curve in drawn.items()}, {key: _rows(drawn[key]) for key in drawn})
+    return Charts(
+        {name: _curve(name, curve) for name, curve in drawn.items()},
+        {key: _rows(drawn[key]) for key in drawn},
+    )
 
 
 def bench_pictures(record: Mapping[str, Any]) -> Charts:
     """The same with titles and legends, to stand alone."""
     drawn = _drawn(record)
-    return Charts({name: _labelled(name, curve) for name, curve in drawn.items()}, {key: _rows(drawn[key]) for key in drawn})
+    return Charts(
+        {name: _labelled(name, curve) for name, curve in drawn.items()},
+        {key: _rows(drawn[key]) for key in drawn},
+    )
 
 
 def bench_context(record: Mapping[str, Any]) -> dict[str, Any]:
     """What the template shows of a benchmark."""
-    summary, tables = _sentences(record.get("summary")), [_table(table) for table in record.get("tables") or []]
+    summary, tables = (
+        _sentences(record.get("summary")),
+        [_table(table) for table in record.get("tables") or []],
+    )
     drawn = _drawn(record)
     created = str(record.get("created") or "").replace("T", " ")[:16]
-    found = (("summary", "Summary", summary), ("tables", "Tables", tables), ("curves", "Curves", drawn))
+    found = (
+        ("summary", "Summary", summary),
+        ("tables", "Tables", tables),
+        ("curves", "Curves", drawn),
+    )
     return {
         "summary": summary,
         "tables": tables,
         "curves": [_shown_curve(name, curve) for name, curve in drawn.items()],
         "facts": [fact for fact in (created, str(record.get("machine") or "")) if fact],
-        "sections": [*((anchor, heading) for anchor, heading, there in found if there), ("settings", "Settings")],
+        "sections": [
+            *((anchor, heading) for anchor, heading, there in found if there),
+            ("settings", "Settings"),
+        ],
         "script": {"words": {name: _words(curve) for name, curve in drawn.items()}},
     }
 
@@ -54,7 +91,9 @@ def _sentences(given: Any) -> list[str]:
 
 def _table(table: Mapping[str, Any]) -> dict[str, Any]:
     """A table, whose cells know by what they are sorted."""
-    upright = zip_longest(table.get("columns") or [], *(table.get("rows") or []))  # a short row ends in empty cells
+    upright = zip_longest(
+        table.get("columns") or [], *(table.get("rows") or [])
+    )  # a short row ends in empty cells
     columns = [_column(title, cells) for title, *cells in upright]
     return {
         "title": table.get("title") or "Table",
@@ -67,9 +106,15 @@ def _table(table: Mapping[str, Any]) -> dict[str, Any]:
 def _column(title: Any, cells: list[Any]) -> dict[str, Any]:
     known = [not _is_nothing(cell) for cell in cells]
     worths = [_worth(cell) if there else None for cell, there in zip(cells, known, strict=True)]
-    number = any(known) and all(worth is not None for worth, there in zip(worths, known, strict=True) if there)
+    number = any(known) and all(
+        worth is not None for worth, there in zip(worths, known, strict=True) if there
+    )
     shown = [_cell(cell) for cell in cells]
-    by = worths if number else [text if there else None for text, there in zip(shown, known, strict=True)]
+    by = (
+        worths
+        if number
+        else [text if there else None for text, there in zip(shown, known, strict=True)]
+    )
     return {
         "title": "" if title is None else str(title),
         "number": number,
@@ -110,7 +155,9 @@ def _worth(cell: Any) -> float | None:
     if not found:
         return None
     first, unit, second, smaller = found.groups()
-    return float(first) * UNITS.get(unit, 1) + (float(second) * UNITS[smaller] if second and unit else 0)
+    return float(first) * UNITS.get(unit, 1) + (
+        float(second) * UNITS[smaller] if second and unit else 0
+    )
 
 
 def _drawn(record: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
@@ -121,7 +168,13 @@ def _drawn(record: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
 
 def _rows(curve: Mapping[str, Any]) -> Rows:
     return [
-        dict(zip(("series", "x", "y", "low", "high"), (str(series.get("name")), *point, None, None), strict=False))
+        dict(
+            zip(
+                ("series", "x", "y", "low", "high"),
+                (str(series.get("name")), *point, None, None),
+                strict=False,
+            )
+        )
         for series in curve.get("series") or []
         for point in series.get("points") or []
     ]
@@ -151,11 +204,29 @@ def _shown_curve(name: str, curve: Mapping[str, Any]) -> dict[str, Any]:
 
 def _words(curve: Mapping[str, Any]) -> dict[str, str]:
     """What the details of a point call its numbers."""
-    return {"x": str(curve.get("x") or "x"), "y": str(curve.get("y") or "y"), "low": "from", "high": "to"}
+    return {
+        "x": str(curve.get("x") or "x"),
+        "y": str(curve.get("y") or "y"),
+        "low": "from",
+        "high": "to",
+    }
 
 
-def _curve(name: str, curve: Mapping[str, Any], *, height: int = 320, legend: Spec | None = None, **more: Any) -> Spec:
-    x = {"field": "x", "type": "quantitative", "title": curve.get("x"), "axis": {"grid": False}, "scale": {"zero": False}}
+def _curve(
+    name: str,
+    curve: Mapping[str, Any],
+    *,
+    height: int = 320,
+    legend: Spec | None = None,
+    **more: Any,
+) -> Spec:
+    x = {
+        "field": "x",
+        "type": "quantitative",
+        "title": curve.get("x"),
+        "axis": {"grid": False},
+        "scale": {"zero": False},
+    }
     y = {"field": "y", "type": "quantitative", "title": curve.get("y"), "scale": {"zero": False}}
     series = _series(curve)
     looks = [_look(place) for place in range(len(series))]
@@ -173,17 +244,48 @@ def _curve(name: str, curve: Mapping[str, Any], *, height: int = 320, legend: Sp
         "encoding": {"x": x, "y": y, "color": colour, "strokeDash": dash},
     }
     dots = {  # those that are not seen can be pointed at
-        "mark": {"type": "point", "filled": True, "size": 30 if few else 90, "opacity": int(few), "tooltip": {"content": "data"}},
+        "mark": {
+            "type": "point",
+            "filled": True,
+            "size": 30 if few else 90,
+            "opacity": int(few),
+            "tooltip": {"content": "data"},
+        },
         "encoding": {"x": x, "y": y, "color": colour},
     }
-    return framed(height, data={"name": name}, layer=[*([band] if _has_band(curve) else []), line, dots], **more)
+    return framed(
+        height,
+        data={"name": name},
+        layer=[*([band] if _has_band(curve) else []), line, dots],
+        **more,
+    )
 
 
 def _labelled(name: str, curve: Mapping[str, Any]) -> Spec:
     series = _series(curve)
-    widths = [50 + sum(7 if letter.isascii() else 12 for letter in text) for text in series]  # about, in pixels
-    fitting = (many for many in range(len(series), 1, -1) if sum(max(widths[at::many]) for at in range(many)) <= PICTURE)
+    widths = [
+        50 + sum(7 if letter.isascii() else 12 for letter in text) for text in series
+    ]  # about, in pixels
+    fitting = (
+        many
+        for many in range(len(series), 1, -1)
+        if sum(max(widths[at::many]) for at in range(many)) <= PICTURE
+    )
     columns = next(fitting, 1)
-    legend = {"symbolType": "stroke", "symbolSize": 400, "symbolOpacity": 1, "columns": columns, "labelLimit": PICTURE - 60}
-    title = {"text": curve.get("title") or "", "anchor": "start", "fontSize": 14, "color": "var(--ink)", "limit": PICTURE}
-    return _curve(name, curve, height=340 + 18 * -(-len(series) // columns), legend=legend, title=title)
+    legend = {
+        "symbolType": "stroke",
+        "symbolSize": 400,
+        "symbolOpacity": 1,
+        "columns": columns,
+        "labelLimit": PICTURE - 60,
+    }
+    title = {
+        "text": curve.get("title") or "",
+        "anchor": "start",
+        "fontSize": 14,
+        "color": "var(--ink)",
+        "limit": PICTURE,
+    }
+    return _curve(
+        name, curve, height=340 + 18 * -(-len(series) // columns), legend=legend, title=title
+    )

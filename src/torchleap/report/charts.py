@@ -8,7 +8,7 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from ..errors import is_number
+from .._common.checks import is_number
 from . import colours
 from .measures import polarisation, thinned
 from .pieces import Charts, Rows, Spec, fading, framed, lines_over_steps, log_axis, rule_at, signals
@@ -36,7 +36,10 @@ SCORES = {
     "gbdt": "gain",
     "random": "score by lot",
 }
-GATE_AXIS = {"scale": {"domain": [-0.03, 1.03], "nice": False}, "axis": {"values": [0, 0.25, 0.5, 0.75, 1], "format": ".2~f"}}
+GATE_AXIS = {
+    "scale": {"domain": [-0.03, 1.03], "nice": False},
+    "axis": {"values": [0, 0.25, 0.5, 0.75, 1], "format": ".2~f"},
+}
 METRICS = {"auc": "AUC", "gauc": "GAUC", "log_loss": "log loss"}
 
 
@@ -58,7 +61,13 @@ def select_charts(record: Mapping[str, Any]) -> Charts:
     if rows:
         specs["ranks"] = _ranks(record, len(rows))
         specs |= _by_size(record, rows)
-    parts = [_trajectories(record), _polarisation(record), _history(record), _return(record), _difference(record)]
+    parts = [
+        _trajectories(record),
+        _polarisation(record),
+        _history(record),
+        _return(record),
+        _difference(record),
+    ]
     for part in parts:
         specs |= part.specs
         data |= part.data
@@ -80,7 +89,11 @@ def select_pictures(record: Mapping[str, Any]) -> Charts:
 def _ladder(record: Mapping[str, Any], rows: Rows) -> Spec:
     """A bar for each field, with its name."""
     limit = threshold(record)
-    names = {"grid": False, "labelLimit": 240, "labelExpr": "names[datum.value - 1]"}  # by rank: a name may be "constructor"
+    names = {
+        "grid": False,
+        "labelLimit": 240,
+        "labelExpr": "names[datum.value - 1]",
+    }  # by rank: a name may be "constructor"
     bars = {
         "data": {"name": "fields"},
         "mark": {"type": "bar", "cornerRadius": 2},
@@ -91,7 +104,11 @@ def _ladder(record: Mapping[str, Any], rows: Rows) -> Spec:
         },
     }
     params = signals(names=[row["name"] for row in rows])
-    return framed({"step": 17}, params=params, layer=[bars, *(rule_at(limit, "x") if limit is not None else [])])
+    return framed(
+        {"step": 17},
+        params=params,
+        layer=[bars, *(rule_at(limit, "x") if limit is not None else [])],
+    )
 
 
 def _field_rows(record: Mapping[str, Any]) -> Rows:
@@ -101,7 +118,9 @@ def _field_rows(record: Mapping[str, Any]) -> Rows:
             "rank": rank + 1,
             "score": f["score"],
             "width": f.get("width"),
-            "active": max(1 - f["sparsity"], FEWEST_ACTIVE) if is_number(f.get("sparsity")) else None,
+            "active": max(1 - f["sparsity"], FEWEST_ACTIVE)
+            if is_number(f.get("sparsity"))
+            else None,
             "divergence": f.get("divergence"),
             "price": f.get("price") if has_prices(record) else None,
             "decision": decision(f),
@@ -135,7 +154,13 @@ def _ranks(record: Mapping[str, Any], fields: int) -> Spec:
     points = {
         "data": {"name": "fields"},
         "transform": [{"calculate": "datum['by_' + colour]", "as": "fill"}],
-        "mark": {"type": "point", "filled": True, "size": size, "tooltip": {"content": "data"}, "cursor": "pointer"},
+        "mark": {
+            "type": "point",
+            "filled": True,
+            "size": size,
+            "tooltip": {"content": "data"},
+            "cursor": "pointer",
+        },
         "encoding": {
             "x": {
                 "field": "rank",
@@ -161,8 +186,15 @@ def _by_size(record: Mapping[str, Any], rows: Rows) -> dict[str, Spec]:
     active = log_axis("active", "rows off the most common value", sparse_scale, ".2~%")
     divergence = log_axis("divergence", "divergence", log, ".3~g")
     price = log_axis("price", "price of an open gate", log, ".3~g")
-    axes = {"width": (width, None), "sparsity": (active, None), "divergence": (divergence, None), "price": (divergence, price)}
-    return {name: _scatter(record, rows, x, y) for name, (x, y) in axes.items() if _positive(rows, x, y)}
+    axes = {
+        "width": (width, None),
+        "sparsity": (active, None),
+        "divergence": (divergence, None),
+        "price": (divergence, price),
+    }
+    return {
+        name: _scatter(record, rows, x, y) for name, (x, y) in axes.items() if _positive(rows, x, y)
+    }
 
 
 def _positive(rows: Rows, *axes: Spec | None) -> bool:
@@ -176,8 +208,16 @@ def _scatter(record: Mapping[str, Any], rows: Rows, x: Spec, y: Spec | None) -> 
     limit = threshold(record) if y is None else None
     points = {
         "data": {"name": "fields"},
-        "transform": [{"filter": " && ".join(f"isNumber(datum.{key}) && datum.{key} > 0" for key in needed)}],
-        "mark": {"type": "point", "size": 45, "strokeWidth": 1.8, "tooltip": {"content": "data"}, "cursor": "pointer"},
+        "transform": [
+            {"filter": " && ".join(f"isNumber(datum.{key}) && datum.{key} > 0" for key in needed)}
+        ],
+        "mark": {
+            "type": "point",
+            "size": 45,
+            "strokeWidth": 1.8,
+            "tooltip": {"content": "data"},
+            "cursor": "pointer",
+        },
         "encoding": {
             "x": {"type": "quantitative", **x},
             "y": {"type": "quantitative", **y} if y else _score_axis(record),
@@ -185,13 +225,22 @@ def _scatter(record: Mapping[str, Any], rows: Rows, x: Spec, y: Spec | None) -> 
             "opacity": fading(0.85 if len(rows) <= 100 else 0.55),
         },
     }
-    return framed(250, params=signals(), layer=[*(rule_at(limit, "y") if limit is not None else []), points])
+    return framed(
+        250, params=signals(), layer=[*(rule_at(limit, "y") if limit is not None else []), points]
+    )
 
 
 def _gate_paths(record: Mapping[str, Any]) -> tuple[list[float], dict[str, list[float]]]:
     """The steps, and the gates over them of each field that has all."""
-    steps, gates = dig(record, "trajectories", "steps") or [], dig(record, "trajectories", "gates") or {}
-    whole = {name: path for name, path in gates.items() if len(path) == len(steps) and all(map(is_number, path))}
+    steps, gates = (
+        dig(record, "trajectories", "steps") or [],
+        dig(record, "trajectories", "gates") or {},
+    )
+    whole = {
+        name: path
+        for name, path in gates.items()
+        if len(path) == len(steps) and all(map(is_number, path))
+    }
     return (steps, whole) if len(steps) > 1 else ([], {})
 
 
@@ -203,10 +252,16 @@ def _trajectories(record: Mapping[str, Any]) -> Charts:
     fates = {f["name"]: decision(f) for f in record["fields"]}
     thin = [steps[place] for place in places]
     rows: Rows = [
-        {"name": name, "decision": fates.get(name, "dropped"), "gate": [round(path[p], 3) for p in places]}
+        {
+            "name": name,
+            "decision": fates.get(name, "dropped"),
+            "gate": [round(path[p], 3) for p in places],
+        }
         for name, path in gates.items()
     ]
-    rows.sort(key=lambda row: list(colours.DECISIONS).index(row["decision"]), reverse=True)  # the kept ones on top
+    rows.sort(
+        key=lambda row: list(colours.DECISIONS).index(row["decision"]), reverse=True
+    )  # the kept ones on top
     for place, row in enumerate(rows):
         row["line"] = place  # Vega cannot group by a field that is called "constructor"
     limit = threshold(record)
@@ -217,19 +272,36 @@ def _trajectories(record: Mapping[str, Any]) -> Charts:
         {"calculate": "steps[(datum.place - 1) % length(steps)]", "as": "step"},
     ]
     line: Spec = {
-        "mark": {"type": "line", "strokeWidth": 1.8 if few else 1.2, "tooltip": {"content": "data"}},
+        "mark": {
+            "type": "line",
+            "strokeWidth": 1.8 if few else 1.2,
+            "tooltip": {"content": "data"},
+        },
         "encoding": {
-            "x": {"field": "step", "type": "quantitative", "title": "training step", "axis": {"grid": False, "format": ",d"}},
+            "x": {
+                "field": "step",
+                "type": "quantitative",
+                "title": "training step",
+                "axis": {"grid": False, "format": ",d"},
+            },
             "y": {"field": "gate", "type": "quantitative", "title": "gate", **GATE_AXIS},
             "detail": {"field": "line", "type": "nominal"},
             "color": _decision_colour(rows),
             "opacity": fading(max(0.3, min(0.85, 5 / math.sqrt(len(gates))))),
         },
     }
-    wide = {"mark": {"type": "line", "strokeWidth": 9, "tooltip": {"content": "data"}}}  # easier to point at
+    wide = {
+        "mark": {"type": "line", "strokeWidth": 9, "tooltip": {"content": "data"}}
+    }  # easier to point at
     wide["encoding"] = {**line["encoding"], "opacity": {"value": 0}}
     layers = [*(rule_at(limit, "y") if limit is not None else []), line, *([wide] if few else [])]
-    spec = framed(320, params=signals(steps=thin), data={"name": "trajectories"}, transform=transform, layer=layers)
+    spec = framed(
+        320,
+        params=signals(steps=thin),
+        data={"name": "trajectories"},
+        transform=transform,
+        layer=layers,
+    )
     return Charts({"trajectories": spec}, {"trajectories": rows})
 
 
@@ -241,19 +313,39 @@ def _polarisation(record: Mapping[str, Any]) -> Charts:
     rows: Rows = []
     for place in thinned(len(steps), 200):
         values = polarisation([path[place] for path in gates.values()])
-        rows += [{"step": steps[place], "measure": name, "value": value} for name, value in zip(names, values, strict=True)]
-    y = {"field": "value", "type": "quantitative", "title": None, "scale": {"domain": [0, 1]}, "axis": {"format": "%"}}
+        rows += [
+            {"step": steps[place], "measure": name, "value": value}
+            for name, value in zip(names, values, strict=True)
+        ]
+    y = {
+        "field": "value",
+        "type": "quantitative",
+        "title": None,
+        "scale": {"domain": [0, 1]},
+        "axis": {"format": "%"},
+    }
     colour = {"domain": list(names), "range": ["var(--accent)", "var(--second)"]}
-    return Charts({"polarisation": lines_over_steps("polarisation", y, colour, height=200)}, {"polarisation": rows})
+    return Charts(
+        {"polarisation": lines_over_steps("polarisation", y, colour, height=200)},
+        {"polarisation": rows},
+    )
 
 
 def _history(record: Mapping[str, Any]) -> Charts:
     """The metric on validation rows and the loss on train rows, over training."""
     specs: dict[str, Spec] = {}
     data: dict[str, Rows] = {}
-    titles = {"valid_auc": "AUC on validation rows", "valid_gauc": "GAUC on validation rows", "train_loss": "loss on train rows"}
+    titles = {
+        "valid_auc": "AUC on validation rows",
+        "valid_gauc": "GAUC on validation rows",
+        "train_loss": "loss on train rows",
+    }
     for key, title in titles.items():
-        known = [row for row in record.get("history") or [] if is_number(row.get(key)) and is_number(row.get("step"))]
+        known = [
+            row
+            for row in record.get("history") or []
+            if is_number(row.get(key)) and is_number(row.get("step"))
+        ]
         if len(known) > 1:
             thin = [known[place] for place in thinned(len(known), 300)]
             data[key] = [{"step": row["step"], "value": round(row[key], 6)} for row in thin]
@@ -266,7 +358,10 @@ def curve_points(record: Mapping[str, Any]) -> Rows:
     """The curve by masking: dimensions removed and the metric, in order."""
     points = dig(record, "curve", "points") or []
     known = [p for p in points if is_number(p.get("dims")) and is_number(p.get("value"))]
-    return sorted(({"dims": p["dims"], "fields": p.get("fields"), "value": p["value"]} for p in known), key=lambda p: p["dims"])
+    return sorted(
+        ({"dims": p["dims"], "fields": p.get("fields"), "value": p["value"]} for p in known),
+        key=lambda p: p["dims"],
+    )
 
 
 def _return(record: Mapping[str, Any]) -> Charts:
@@ -277,17 +372,35 @@ def _return(record: Mapping[str, Any]) -> Charts:
     retrained: Rows = []
     for point in dig(record, "curve", "retrained") or []:
         low, high = point.get("interval") or (None, None)
-        retrained.append({key: point.get(key) for key in ("dims", "value", "label")} | {"low": low, "high": high})
+        retrained.append(
+            {key: point.get(key) for key in ("dims", "value", "label")} | {"low": low, "high": high}
+        )
     metric = f"{metric_word(dig(record, 'curve', 'metric') or 'metric')} on validation rows"
-    x = {"field": "dims", "type": "quantitative", "title": "dimensions removed", "axis": {"grid": False, "format": ",d"}}
+    x = {
+        "field": "dims",
+        "type": "quantitative",
+        "title": "dimensions removed",
+        "axis": {"grid": False, "format": ",d"},
+    }
     y = {"field": "value", "type": "quantitative", "title": metric, "scale": {"zero": False}}
     masked = "fields masked in the searched model"
-    again = "trained models" + (", with interval" if any(is_number(row["low"]) for row in retrained) else "")
+    again = "trained models" + (
+        ", with interval" if any(is_number(row["low"]) for row in retrained) else ""
+    )
     names = [masked, again] if retrained else [masked]
     scale = {"domain": names, "range": ["var(--accent)", "var(--second)"][: len(names)]}
     line_mark = {"type": "line", "strokeWidth": 2, "interpolate": "linear"}
-    colour = {"datum": masked, "type": "nominal", "scale": scale, "legend": {"direction": "vertical"}}
-    line = {"data": {"name": "curve"}, "mark": line_mark, "encoding": {"x": x, "y": y, "color": colour}}
+    colour = {
+        "datum": masked,
+        "type": "nominal",
+        "scale": scale,
+        "legend": {"direction": "vertical"},
+    }
+    line = {
+        "data": {"name": "curve"},
+        "mark": line_mark,
+        "encoding": {"x": x, "y": y, "color": colour},
+    }
     dots = {
         "data": {"name": "curve"},
         "mark": {
@@ -326,7 +439,13 @@ def _retrained_layers(rows: Rows, x: Spec, y: Spec, name: str, scale: Spec) -> l
     }
     points = {
         "data": {"name": "retrained"},
-        "mark": {"type": "point", "filled": True, "shape": "diamond", "size": 120, "tooltip": {"content": "data"}},
+        "mark": {
+            "type": "point",
+            "filled": True,
+            "shape": "diamond",
+            "size": 120,
+            "tooltip": {"content": "data"},
+        },
         "encoding": {"x": x, "y": y, "color": {"datum": name, "type": "nominal", "scale": scale}},
     }
     return [bars, points] if any(is_number(row["low"]) for row in rows) else [points]
@@ -334,7 +453,10 @@ def _retrained_layers(rows: Rows, x: Spec, y: Spec, name: str, scale: Spec) -> l
 
 def _difference(record: Mapping[str, Any]) -> Charts:
     """The change of the metric with its interval, beside zero."""
-    value, bounds = dig(record, "metrics", "difference", "value"), dig(record, "metrics", "difference", "interval")
+    value, bounds = (
+        dig(record, "metrics", "difference", "value"),
+        dig(record, "metrics", "difference", "interval"),
+    )
     if not is_number(value) or not bounds or not all(map(is_number, bounds)):
         return Charts({}, {})
     reach = 1.25 * max(abs(value), *map(abs, bounds), 1e-4)
@@ -347,13 +469,29 @@ def _difference(record: Mapping[str, Any]) -> Charts:
         "scale": {"domain": [-reach, reach], "nice": False},
         "axis": axis,
     }
-    bar = {"mark": {"type": "rule", "strokeWidth": 5, "strokeCap": "round", "color": "var(--accent)", "opacity": 0.35}}
-    point = {"mark": {"type": "point", "filled": True, "size": 130, "color": "var(--accent)"}, "encoding": {"x": x}}
+    bar = {
+        "mark": {
+            "type": "rule",
+            "strokeWidth": 5,
+            "strokeCap": "round",
+            "color": "var(--accent)",
+            "opacity": 0.35,
+        }
+    }
+    point = {
+        "mark": {"type": "point", "filled": True, "size": 130, "color": "var(--accent)"},
+        "encoding": {"x": x},
+    }
     layers: list[Spec] = [
         *rule_at(0, "x"),
-        {"data": {"name": "difference"}, **bar, "encoding": {"x": {**x, "field": "low"}, "x2": {"field": "high"}}},
+        {
+            "data": {"name": "difference"},
+            **bar,
+            "encoding": {"x": {**x, "field": "low"}, "x2": {"field": "high"}},
+        },
         {"data": {"name": "difference"}, **point},
     ]
     return Charts(
-        {"difference": framed(84, layer=layers)}, {"difference": [{"value": value, "low": bounds[0], "high": bounds[1]}]}
+        {"difference": framed(84, layer=layers)},
+        {"difference": [{"value": value, "low": bounds[0], "high": bounds[1]}]},
     )

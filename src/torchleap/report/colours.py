@@ -45,8 +45,20 @@ DARK = {
 DECISIONS = {"kept": "var(--accent)", "protected": "var(--second)", "dropped": "var(--off)"}
 UNKNOWN = "var(--off-soft)"
 
-WIDTHS = ((1, "1 wide"), (8, "2 to 8"), (32, "9 to 32"), (128, "33 to 128"), (float("inf"), "over 128"))
-SPARSITIES = ((0.5, "up to 50 %"), (0.9, "50 to 90 %"), (0.99, "90 to 99 %"), (0.999, "99 to 99.9 %"), (1.0, "over 99.9 %"))
+WIDTHS = (
+    (1, "1 wide"),
+    (8, "2 to 8"),
+    (32, "9 to 32"),
+    (128, "33 to 128"),
+    (float("inf"), "over 128"),
+)
+SPARSITIES = (
+    (0.5, "up to 50 %"),
+    (0.9, "50 to 90 %"),
+    (0.99, "90 to 99 %"),
+    (0.999, "99 to 99.9 %"),
+    (1.0, "over 99.9 %"),
+)
 
 
 def ramp(value: float | None, steps: tuple[tuple[float, str], ...]) -> str:
@@ -62,7 +74,9 @@ def ramp(value: float | None, steps: tuple[tuple[float, str], ...]) -> str:
 
 def legend(steps: tuple[tuple[float, str], ...]) -> list[dict[str, str]]:
     """The steps with their colours."""
-    return [{"colour": f"var(--ramp-{place})", "text": text} for place, (_, text) in enumerate(steps)]
+    return [
+        {"colour": f"var(--ramp-{place})", "text": text} for place, (_, text) in enumerate(steps)
+    ]
 
 
 def style_sheet(colours: dict[str, str]) -> str:
@@ -76,4 +90,8 @@ def in_print(chart: Any) -> Any:
         return {key: item if key == "name" else in_print(item) for key, item in chart.items()}
     if isinstance(chart, list):
         return [in_print(item) for item in chart]
-    return LIGHT.get(chart[6:-1], chart) if isinstance(chart, str) and chart.startswith("var(--") else chart
+    return (
+        LIGHT.get(chart[6:-1], chart)
+        if isinstance(chart, str) and chart.startswith("var(--")
+        else chart
+    )

@@ -35,7 +35,9 @@ def rank_correlation(first: Sequence[float], second: Sequence[float]) -> float |
     """
     ranks = []
     for values in (first, second):
-        _, place, counts = np.unique(np.asarray(values, dtype=float), return_inverse=True, return_counts=True)
+        _, place, counts = np.unique(
+            np.asarray(values, dtype=float), return_inverse=True, return_counts=True
+        )
         ranks.append((np.cumsum(counts) - (counts - 1) / 2)[place])
     if len(first) < 2 or ranks[0].std() == 0 or ranks[1].std() == 0:
         return None

@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ..errors import is_number
+from .._common.checks import is_number
 
 UNKNOWN = "–"  # noqa: RUF001
 MINUS = "\u2212"
@@ -83,7 +83,13 @@ def score(value: Any) -> str:
     if not is_number(value):
         return UNKNOWN
     size = abs(value)
-    text = f"{size:.3f}" if 0.01 <= size < 10 or size == 0 else f"{size:,.0f}" if 1000 <= size < 1e6 else f"{size:.3g}"
+    text = (
+        f"{size:.3f}"
+        if 0.01 <= size < 10 or size == 0
+        else f"{size:,.0f}"
+        if 1000 <= size < 1e6
+        else f"{size:.3g}"
+    )
     return MINUS + text if value < 0 else text
 
 

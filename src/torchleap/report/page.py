@@ -7,9 +7,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from ..errors import FieldError, SelectionError, TorchleapError, is_number
+from .._common.checks import is_number
+from .._common.errors import FieldError, SelectionError, TorchleapError
 from ..fields import Field, Fields
-from ..selection import _check_scores, _ranked_teams
+from ..selection import rank
 from . import charts, colours, numbers, verdict
 from .bench import bench_charts, bench_context
 from .measures import rank_correlation
@@ -19,7 +20,9 @@ from .record import decision, dig, findings, has_gates, has_prices, scored, thre
 HERE = Path(__file__).parent
 DECISIONS = {"kept": "kept", "protected": "kept, protected", "dropped": "dropped"}
 
-Column = tuple[str, str, Callable[[Any], str] | None]  # key in a field, heading, how its value is written; None is text
+Column = tuple[
+    str, str, Callable[[Any], str] | None
+]  # key in a field, heading, how its value is written; None is text
 COLUMNS: tuple[Column, ...] = (
     ("name", "Field", None),
     ("fate", "Decision", None),
@@ -41,7 +44,9 @@ COLUMNS: tuple[Column, ...] = (
 def render(record: Mapping[str, Any]) -> str:
     """The whole page."""
     jinja2 = needed("jinja2")
-    environment = jinja2.Environment(loader=jinja2.FileSystemLoader(HERE), autoescape=True, trim_blocks=True, lstrip_blocks=True)
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(HERE), autoescape=True, trim_blocks=True, lstrip_blocks=True
+    )
     if record["kind"] == "bench":
         drawn, context = bench_charts(record), bench_context(record)
     else:
@@ -70,7 +75,9 @@ def embedded(value: Any) -> str:
     >>> embedded("</script>")
     '"\\u003c/script\\u003e"'
     """
-    text = json.dumps(value, allow_nan=False, separators=(",", ":"))  # ascii: U+2028 and U+2029 are escaped already
+    text = json.dumps(
+        value, allow_nan=False, separators=(",", ":")
+    )  # ascii: U+2028 and U+2029 are escaped already
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
@@ -79,7 +86,9 @@ def needed(name: str) -> Any:
     try:
         return __import__(name)
     except ImportError as error:
-        raise TorchleapError(f"A report needs the package {name}. Install it: pip install 'torchleap[report]'.") from error
+        raise TorchleapError(
+            f"A report needs the package {name}. Install it: pip install 'torchleap[report]'."
+        ) from error
 
 
 @cache
@@ -95,7 +104,9 @@ def _select(record: Mapping[str, Any], drawn: Charts) -> dict[str, Any]:
     return {
         "headline": verdict.headline(record),
         "certainty": _unbroken(verdict.advice(record) or verdict.certainty(record)),
-        "findings": [found | {"parts": _parts(found.get("cure", ""))} for found in findings(record)],
+        "findings": [
+            found | {"parts": _parts(found.get("cure", ""))} for found in findings(record)
+        ],
         "savings": "" if dig(record, "undecided") else _unbroken(verdict.savings(record)),
         "outcome": verdict.outcome(record),
         "tiles": verdict.tiles(record),
@@ -112,14 +123,19 @@ def _select(record: Mapping[str, Any], drawn: Charts) -> dict[str, Any]:
         "sections": _sections(record, drawn),
         "script": {
             "fields": [_field(f, columns) for f in record["fields"]],
-            "columns": [{"key": key, "title": title, "number": write is not None} for key, title, write in columns],
+            "columns": [
+                {"key": key, "title": title, "number": write is not None}
+                for key, title, write in columns
+            ],
             "order": _order(record),
             "axis": _axis(record),
             "budget": _budget(record),
             "method": str(record.get("method") or "leap"),
             "metric": charts.metric_word(dig(record, "curve", "metric") or "metric"),
             "curve": [point for point in charts.curve_points(record) if is_number(point["fields"])],
-            "removal": [names[name] for name in dig(record, "curve", "order") or [] if name in names],
+            "removal": [
+                names[name] for name in dig(record, "curve", "order") or [] if name in names
+            ],
         },
     }
 
@@ -141,9 +157,17 @@ def _unbroken(text: str) -> str:
 
 def _columns(record: Mapping[str, Any]) -> list[Column]:
     """The columns that the record knows something about."""
-    write = numbers.gate if has_gates(record) else numbers.alike([f["score"] for f in scored(record)])
-    known = [column for column in COLUMNS if column[0] in ("name", "fate") or _known(record, column[0])]
-    return [(key, title, write if key == "score" else own) for key, title, own in known if key != "price" or has_prices(record)]
+    write = (
+        numbers.gate if has_gates(record) else numbers.alike([f["score"] for f in scored(record)])
+    )
+    known = [
+        column for column in COLUMNS if column[0] in ("name", "fate") or _known(record, column[0])
+    ]
+    return [
+        (key, title, write if key == "score" else own)
+        for key, title, own in known
+        if key != "price" or has_prices(record)
+    ]
 
 
 def _known(record: Mapping[str, Any], key: str) -> bool:
@@ -156,7 +180,9 @@ def _field(f: Mapping[str, Any], columns: list[Column]) -> dict[str, Any]:
     values = {**f, "fate": DECISIONS[fate]}
     return {
         "values": [values.get(key) for key, _, _ in columns],
-        "shown": [write(values.get(key)) if write else values.get(key) for key, _, write in columns],
+        "shown": [
+            write(values.get(key)) if write else values.get(key) for key, _, write in columns
+        ],
         "decision": fate,
         "protected": bool(f.get("protected")),
         "group": f.get("group"),
@@ -184,7 +210,9 @@ def _axis(record: Mapping[str, Any]) -> dict[str, Any]:
     step = _round_step((high - low) / 4)
     ticks = [place * step for place in range(round(low / step) - 1, round(high / step) + 2)]
     shown = [
-        {"at": tick, "text": f"{tick:.6g}".replace("-", numbers.MINUS)} for tick in ticks if low <= tick <= high * (1 + 1e-9)
+        {"at": tick, "text": f"{tick:.6g}".replace("-", numbers.MINUS)}
+        for tick in ticks
+        if low <= tick <= high * (1 + 1e-9)
     ]
     return {"low": low, "high": high, "ticks": shown, "threshold": threshold(record)}
 
@@ -198,29 +226,39 @@ def _round_step(size: float) -> float:
     power = 10.0 ** len(str(int(size))) if size >= 1 else 1.0
     while power > size:
         power /= 10
-    return next(power * factor for factor in (1, 2, 2.5, 5, 10, 20) if power * factor >= size * (1 - 1e-9))
+    return next(
+        power * factor for factor in (1, 2, 2.5, 5, 10, 20) if power * factor >= size * (1 - 1e-9)
+    )
 
 
 def _budget(record: Mapping[str, Any]) -> dict[str, Any] | None:
     """The teams of fields that are kept or dropped together, in the order in which a budget takes them."""
     keys = ("name", "width", "cost", "protected", "group")
     try:
-        fields = Fields([Field(**{key: f[key] for key in keys if f.get(key) is not None}) for f in record["fields"]])
+        fields = Fields(
+            [
+                Field(**{key: f[key] for key in keys if f.get(key) is not None})
+                for f in record["fields"]
+            ]
+        )
         scores = {f["name"]: f.get("score") for f in record["fields"]}
         if not all(map(is_number, scores.values())):
             return None
-        _check_scores(fields, scores)
+        teams = rank(fields, scores)
     except (FieldError, SelectionError, TypeError):
         return None
-    teams = _ranked_teams(fields, scores)
-    widths = [sum(f.width for f in team) for team in teams]
-    least = sum(f.width for team in teams for f in team if f.protected) or min(widths)
+    least = sum(team.width for team in teams if team.protected) or min(team.width for team in teams)
     kept = sum(f["width"] for f in record["fields"] if decision(f) != "dropped")
     shown = [
-        {"members": [fields.index(f.name) for f in team], "width": width, "protected": team[0].protected}
-        for team, width in zip(teams, widths, strict=True)
+        {"members": [fields.index(name) for name in team.names], "width": team.width}
+        for team in teams
     ]
-    return {"teams": shown, "least": least, "most": fields.dims, "start": min(max(kept, least), fields.dims)}
+    return {
+        "teams": shown,
+        "least": least,
+        "most": fields.dims,
+        "start": min(max(kept, least), fields.dims),
+    }
 
 
 def _facts(record: Mapping[str, Any]) -> list[str]:
@@ -247,7 +285,9 @@ def _facts(record: Mapping[str, Any]) -> list[str]:
 def _positives(record: Mapping[str, Any]) -> str:
     """Say how many of all rows are positive."""
     counts, rows = dig(record, "task", "positives") or {}, dig(record, "task", "rows") or {}
-    if not counts or not all(is_number(found.get(part)) for found in (counts, rows) for part in counts):
+    if not counts or not all(
+        is_number(found.get(part)) for found in (counts, rows) for part in counts
+    ):
         return ""
     positives, total = sum(counts.values()), sum(rows[part] for part in counts)
     return f"{numbers.count(positives)} positive ({numbers.share(positives / total) if total else numbers.UNKNOWN})"
@@ -261,7 +301,9 @@ def _legends(record: Mapping[str, Any]) -> dict[str, list[dict[str, str]]]:
     if _known(record, "width"):
         legends["width"] = colours.legend(colours.WIDTHS)
     legends["decision"] = [
-        {"colour": colour, "text": DECISIONS[name]} for name, colour in colours.DECISIONS.items() if name in found
+        {"colour": colour, "text": DECISIONS[name]}
+        for name, colour in colours.DECISIONS.items()
+        if name in found
     ]
     return legends
 
@@ -271,7 +313,11 @@ def _correlations(record: Mapping[str, Any]) -> dict[str, str]:
     found = {}
     for key in ("width", "sparsity", "divergence"):
         known = [f for f in scored(record) if is_number(f.get(key))]
-        value = rank_correlation([f["score"] for f in known], [f[key] for f in known]) if known else None
+        value = (
+            rank_correlation([f["score"] for f in known], [f[key] for f in known])
+            if known
+            else None
+        )
         if value is not None:
             found[key] = f"{value:+.2f}".replace("-", numbers.MINUS)
     return found
@@ -284,8 +330,14 @@ def _weight_of_cut(cut: Mapping[str, Any]) -> float:
 
 def _price_follows_divergence(record: Mapping[str, Any]) -> bool:
     """Whether fields pay by how far they move, rather than all the same."""
-    known = [f for f in scored(record) if is_number(f.get("price")) and is_number(f.get("divergence"))]
-    value = rank_correlation([f["price"] for f in known], [f["divergence"] for f in known]) if known else None
+    known = [
+        f for f in scored(record) if is_number(f.get("price")) and is_number(f.get("divergence"))
+    ]
+    value = (
+        rank_correlation([f["price"] for f in known], [f["divergence"] for f in known])
+        if known
+        else None
+    )
     return value is not None and value > 0.9
 
 
@@ -298,7 +350,9 @@ def _roles(record: Mapping[str, Any]) -> list[dict[str, Any]]:
     for role in roles:
         members = [f for f in record["fields"] if str(f.get("role") or "unknown") == role]
         dropped = sum(decision(f) == "dropped" for f in members)
-        rows.append({"role": role.replace("_", " "), "kept": len(members) - dropped, "dropped": dropped})
+        rows.append(
+            {"role": role.replace("_", " "), "kept": len(members) - dropped, "dropped": dropped}
+        )
     return rows
 
 
@@ -328,7 +382,9 @@ def _settings(record: Mapping[str, Any]) -> list[tuple[str, list[tuple[str, str]
     }
     task = {**(record.get("task") or {})}
     for key, word in (("rows", "rows"), ("positives", "positives")):
-        task.update({f"{part} {word}": numbers.count(n) for part, n in (task.pop(key, None) or {}).items()})
+        task.update(
+            {f"{part} {word}": numbers.count(n) for part, n in (task.pop(key, None) or {}).items()}
+        )
     groups: dict[str, Mapping[str, Any]] = {
         "Run": {key: value for key, value in run.items() if value is not None},
         "Data": {key: value for key, value in task.items() if value is not None},
@@ -338,7 +394,9 @@ def _settings(record: Mapping[str, Any]) -> list[tuple[str, list[tuple[str, str]
         "Versions": record.get("versions") or {},
     }
     tables = [
-        (title, [(key, numbers.anything(value)) for key, value in pairs.items()]) for title, pairs in groups.items() if pairs
+        (title, [(key, numbers.anything(value)) for key, value in pairs.items()])
+        for title, pairs in groups.items()
+        if pairs
     ]
     times = [(key, numbers.seconds(value)) for key, value in (record.get("seconds") or {}).items()]
     return [*tables, ("Time", times)] if times else tables

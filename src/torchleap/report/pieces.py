@@ -37,8 +37,19 @@ class Charts:
 
 def framed(height: int | Spec, **parts: Any) -> Spec:
     """What all charts share."""
-    quiet = {"labelColor": "var(--muted)", "titleColor": "var(--muted)", "labelFont": FONT, "titleFont": FONT}
-    axis = {**quiet, "gridColor": "var(--line)", "tickColor": "var(--line)", "domain": False, "titleFontWeight": "normal"}
+    quiet = {
+        "labelColor": "var(--muted)",
+        "titleColor": "var(--muted)",
+        "labelFont": FONT,
+        "titleFont": FONT,
+    }
+    axis = {
+        **quiet,
+        "gridColor": "var(--line)",
+        "tickColor": "var(--line)",
+        "domain": False,
+        "titleFontWeight": "normal",
+    }
     return {
         "$schema": SCHEMA,
         "width": "container",
@@ -81,7 +92,10 @@ def fading(usual: float) -> Spec:
     """Fade what is not brought out, if anything is."""
     return {
         "condition": [
-            {"test": "length(marked) > 0 && indexof(marked, datum.name) < 0", "value": min(0.1, usual / 2)},
+            {
+                "test": "length(marked) > 0 && indexof(marked, datum.name) < 0",
+                "value": min(0.1, usual / 2),
+            },
             {"test": "length(marked) > 0", "value": 1},
         ],
         "value": usual,
@@ -90,7 +104,10 @@ def fading(usual: float) -> Spec:
 
 def rule_at(value: float, axis: str, text: str = "") -> list[Spec]:
     """A dashed line across a chart, with a word beside it."""
-    line = {"data": {"values": [{}]}, "mark": {"type": "rule", "color": "var(--ink)", "strokeDash": [4, 4], "strokeWidth": 1}}
+    line = {
+        "data": {"values": [{}]},
+        "mark": {"type": "rule", "color": "var(--ink)", "strokeDash": [4, 4], "strokeWidth": 1},
+    }
     place = {axis: {"datum": value}}
     label = {
         "type": "text",
@@ -107,7 +124,12 @@ def rule_at(value: float, axis: str, text: str = "") -> list[Spec]:
 
 def log_axis(field: str, title: str, scale: Spec, form: str) -> Spec:
     """An axis whose steps multiply; quiet, for its ticks are many."""
-    return {"field": field, "title": title, "scale": scale, "axis": {"format": form, "grid": False, "ticks": False}}
+    return {
+        "field": field,
+        "title": title,
+        "scale": scale,
+        "axis": {"format": form, "grid": False, "ticks": False},
+    }
 
 
 def lines_over_steps(data: str, y: Spec, colour: Spec | None, *, height: int) -> Spec:
@@ -124,7 +146,12 @@ def lines_over_steps(data: str, y: Spec, colour: Spec | None, *, height: int) ->
             "tooltip": {"content": "data"},
         },
         encoding={
-            "x": {"field": "step", "type": "quantitative", "title": "training step", "axis": {"grid": False, "format": ",d"}},
+            "x": {
+                "field": "step",
+                "type": "quantitative",
+                "title": "training step",
+                "axis": {"grid": False, "format": ",d"},
+            },
             "y": y,
             **series,
         },

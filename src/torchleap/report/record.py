@@ -5,7 +5,8 @@ from collections.abc import Mapping
 from itertools import islice
 from typing import Any
 
-from ..errors import TorchleapError, is_number, is_whole, nearest
+from .._common.checks import is_number, is_whole
+from .._common.errors import TorchleapError, nearest
 from .shape import SHAPES, misfits
 
 FORMAT = 1
@@ -16,7 +17,9 @@ GATED = ("leap", "leap_base")  # the methods whose scores are gates, from 0 to 1
 def checked(record: Any) -> dict[str, Any]:
     """A plain copy of a record, with None for what is no finite number; or all that is wrong with it."""
     if not isinstance(record, Mapping):
-        raise TorchleapError(f"Expected the record of a report as a dict, but found {type(record).__name__}.")
+        raise TorchleapError(
+            f"Expected the record of a report as a dict, but found {type(record).__name__}."
+        )
     copy: dict[str, Any] = _plain(record, "record")
     problems = _problems(copy)
     if problems:
@@ -26,10 +29,14 @@ def checked(record: Any) -> dict[str, Any]:
 
 def _problems(record: Mapping[str, Any]) -> list[str]:
     if record.get("format") != FORMAT:
-        return [f"expected format {FORMAT}, but found {record.get('format')!r}: make it anew with this version"]
+        return [
+            f"expected format {FORMAT}, but found {record.get('format')!r}: make it anew with this version"
+        ]
     kind = record.get("kind")
     if kind not in KINDS:
-        return [f"expected a record of kind {' or '.join(map(repr, KINDS))}, but found {kind!r}. {nearest(str(kind), KINDS)}"]
+        return [
+            f"expected a record of kind {' or '.join(map(repr, KINDS))}, but found {kind!r}. {nearest(str(kind), KINDS)}"
+        ]
     fields = record.get("fields")
     if kind == "select" and (not isinstance(fields, list | tuple) or not fields):
         return ["expected a list of fields, but there is none"]
@@ -53,7 +60,9 @@ def _plain(value: Any, where: str) -> Any:
     if is_number(value):
         number = value.item() if hasattr(value, "item") else value  # numpy's
         return number if is_whole(number) or math.isfinite(number) else None
-    raise TorchleapError(f"Expected numbers, strings, lists and dicts in a record, but {where} holds {type(value).__name__}.")
+    raise TorchleapError(
+        f"Expected numbers, strings, lists and dicts in a record, but {where} holds {type(value).__name__}."
+    )
 
 
 def dig(record: Any, *path: str) -> Any:
@@ -75,7 +84,9 @@ def findings(record: Mapping[str, Any]) -> list[dict[str, str]]:
 
 def scored(record: Mapping[str, Any]) -> list[dict[str, Any]]:
     """The fields that have a score, best first; ties in input order."""
-    return sorted((f for f in record["fields"] if is_number(f.get("score"))), key=lambda f: -float(f["score"]))
+    return sorted(
+        (f for f in record["fields"] if is_number(f.get("score"))), key=lambda f: -float(f["score"])
+    )
 
 
 def has_gates(record: Mapping[str, Any]) -> bool:

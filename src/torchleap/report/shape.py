@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ..errors import is_number, is_whole
+from .._common.checks import is_number, is_whole
 
 
 @dataclass(frozen=True)
@@ -43,10 +43,32 @@ WORDS = Kind("text or a list of it", lambda value: isinstance(value, str | list 
 ANY = Kind("anything", lambda value: True)
 
 # A dict is one with these keys, which may be left out; others may be there. A list of one shape is a list of any length.
-_HEAD = {"title": TEXT, "created": TEXT, "command": TEXT, "machine": TEXT, "versions": Each(ANY), "settings": Each(ANY)}
+_HEAD = {
+    "title": TEXT,
+    "created": TEXT,
+    "command": TEXT,
+    "machine": TEXT,
+    "versions": Each(ANY),
+    "settings": Each(ANY),
+}
 _FIELD = {
-    **{"name": TEXT, "width": WIDTH, "kind": TEXT, "score": NUMBER, "kept": FLAG, "protected": FLAG, "cost": NUMBER},
-    **{"group": TEXT, "sparsity": NUMBER, "missing": NUMBER, "ids": NUMBER, "divergence": NUMBER, "price": NUMBER},
+    **{
+        "name": TEXT,
+        "width": WIDTH,
+        "kind": TEXT,
+        "score": NUMBER,
+        "kept": FLAG,
+        "protected": FLAG,
+        "cost": NUMBER,
+    },
+    **{
+        "group": TEXT,
+        "sparsity": NUMBER,
+        "missing": NUMBER,
+        "ids": NUMBER,
+        "divergence": NUMBER,
+        "price": NUMBER,
+    },
     **{"role": TEXT, "bytes": NUMBER},
 }
 _POINT = {"fields": NUMBER, "dims": NUMBER, "value": NUMBER}
@@ -54,7 +76,14 @@ SHAPES: dict[str, dict[str, Any]] = {
     "select": {
         **_HEAD,
         "task": {
-            **{"label": TEXT, "positive": CELL, "source": TEXT, "group": TEXT, "fields": NUMBER, "dims": NUMBER},
+            **{
+                "label": TEXT,
+                "positive": CELL,
+                "source": TEXT,
+                "group": TEXT,
+                "fields": NUMBER,
+                "dims": NUMBER,
+            },
             **{"rows": Each(NUMBER), "positives": Each(NUMBER)},
         },
         "findings": [{"kind": TEXT, "column": TEXT, "text": TEXT, "cure": TEXT}],
@@ -78,7 +107,13 @@ SHAPES: dict[str, dict[str, Any]] = {
             "after": Each(NUMBER),
             "difference": {"metric": TEXT, "value": NUMBER, "interval": PAIR},
         },
-        "savings": {"parameters": PAIR, "bytes": PAIR, "multiply_adds": PAIR, "milliseconds": PAIR, "batch": NUMBER},
+        "savings": {
+            "parameters": PAIR,
+            "bytes": PAIR,
+            "multiply_adds": PAIR,
+            "milliseconds": PAIR,
+            "batch": NUMBER,
+        },
         "cuts": [{"layer": TEXT, "before": TEXT, "after": TEXT, "parameters": NUMBER}],
         "notes": [TEXT],
         "seconds": Each(NUMBER),
@@ -88,7 +123,13 @@ SHAPES: dict[str, dict[str, Any]] = {
         "summary": WORDS,
         "tables": [{"title": TEXT, "columns": [CELL], "rows": [[CELL]], "notes": WORDS}],
         "curves": [
-            {"title": TEXT, "x": TEXT, "y": TEXT, "notes": WORDS, "series": [{"name": TEXT, "points": [[NUMBER]]}]},
+            {
+                "title": TEXT,
+                "x": TEXT,
+                "y": TEXT,
+                "notes": WORDS,
+                "series": [{"name": TEXT, "points": [[NUMBER]]}],
+            },
         ],
     },
 }

@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
-from ..errors import is_number
-from ..text import plural
+from .._common.checks import is_number
+from .._common.text import plural
 from . import numbers
 from .charts import metric_word
 from .record import decision, dig, findings
@@ -62,7 +62,9 @@ def leaks(record: Mapping[str, Any]) -> list[str]:
 
 
 def _named(names: list[str]) -> str:
-    shown = ", ".join(map(repr, names[:3])) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+    shown = ", ".join(map(repr, names[:3])) + (
+        f" and {len(names) - 3} more" if len(names) > 3 else ""
+    )
     return f"{shown} {'gives' if len(names) == 1 else 'give'}"
 
 
@@ -76,15 +78,24 @@ def _test_rows(record: Mapping[str, Any]) -> str:
     rows, positives = dig(record, "task", "rows", "test"), dig(record, "task", "positives", "test")
     if not is_number(rows):
         return "the test rows"
-    return plural(rows, "test row") + (f", {positives:,} of them positive," if is_number(positives) else "")
+    return plural(rows, "test row") + (
+        f", {positives:,} of them positive," if is_number(positives) else ""
+    )
 
 
 def advice(record: Mapping[str, Any]) -> str:
     """Say what would help where nothing was decided; return an empty string where it was."""
     if not dig(record, "undecided"):
         return ""
-    positives, rows = dig(record, "task", "positives", "train"), dig(record, "task", "rows", "train")
-    known = f": {positives:,} of {rows:,} train rows are positive" if is_number(positives) and is_number(rows) else ""
+    positives, rows = (
+        dig(record, "task", "positives", "train"),
+        dig(record, "task", "rows", "train"),
+    )
+    known = (
+        f": {positives:,} of {rows:,} train rows are positive"
+        if is_number(positives) and is_number(rows)
+        else ""
+    )
     return f"More rows would help most, of the rarer class above all{known}."
 
 
@@ -108,11 +119,16 @@ def _gain_bounds(record: Mapping[str, Any]) -> tuple[float, float] | None:
 
 def certainty(record: Mapping[str, Any]) -> str:
     """How sure the verdict on the metric is."""
-    value, bounds = dig(record, "metrics", "difference", "value"), dig(record, "metrics", "difference", "interval")
+    value, bounds = (
+        dig(record, "metrics", "difference", "value"),
+        dig(record, "metrics", "difference", "interval"),
+    )
     metric = metric_word(dig(record, "metrics", "difference", "metric") or "auc")
     kind = outcome(record)
     if kind == "unknown":
-        return "The pruned model was not measured, so what dropping these fields costs is not known."
+        return (
+            "The pruned model was not measured, so what dropping these fields costs is not known."
+        )
     if kind == "unsure":
         return f"The {metric} changes by {numbers.signed(value)}. No interval was computed, so this may be chance."
     if kind == "few":
@@ -129,7 +145,11 @@ def certainty(record: Mapping[str, Any]) -> str:
         )
     if kind == "worse":
         return f"{seen} Zero is not in that interval: the loss is real, though it may be as small as {numbers.metric(-high)}."
-    worst = f"a loss of more than {numbers.metric(-low)} is unlikely" if low < 0 else "a loss is unlikely"
+    worst = (
+        f"a loss of more than {numbers.metric(-low)} is unlikely"
+        if low < 0
+        else "a loss is unlikely"
+    )
     if kind == "same":
         return f"{seen} Zero is in that interval, so no difference can be shown; {worst}."
     return (
@@ -144,15 +164,28 @@ def tiles(record: Mapping[str, Any]) -> list[dict[str, Any]]:
     kept = [f for f in fields if decision(f) != "dropped"]
     found = [_tile("Fields", len(fields), len(kept), numbers.count)]
     if all(is_number(f.get("width")) for f in fields):
-        found.append(_tile("Input dimensions", sum(f["width"] for f in fields), sum(f["width"] for f in kept), numbers.count))
+        found.append(
+            _tile(
+                "Input dimensions",
+                sum(f["width"] for f in fields),
+                sum(f["width"] for f in kept),
+                numbers.count,
+            )
+        )
     name = dig(record, "metrics", "difference", "metric") or "auc"
     before, after = dig(record, "metrics", "before", name), dig(record, "metrics", "after", name)
     if is_number(before) and is_number(after) and outcome(record) != "few":
         change = numbers.signed(after - before)
-        found.append(_tile(f"{metric_word(name)} on test rows", before, after, numbers.metric) | {"change": change, "left": None})
+        found.append(
+            _tile(f"{metric_word(name)} on test rows", before, after, numbers.metric)
+            | {"change": change, "left": None}
+        )
     batch = dig(record, "savings", "batch")
     speed = f"Time for {plural(batch, 'row')}" if isinstance(batch, int) else "Time for a batch"
-    shown = (("Memory of the model", "bytes", numbers.size), (speed, "milliseconds", numbers.milliseconds))
+    shown = (
+        ("Memory of the model", "bytes", numbers.size),
+        (speed, "milliseconds", numbers.milliseconds),
+    )
     for label, key, write in shown:
         pair = dig(record, "savings", key)
         if pair and all(map(is_number, pair)):
@@ -163,7 +196,13 @@ def tiles(record: Mapping[str, Any]) -> list[dict[str, Any]]:
 def _tile(label: str, before: float, after: float, write: Any) -> dict[str, Any]:
     left = min(1.0, after / before) if before else 1.0
     change = numbers.change(before, after)
-    return {"label": label, "before": write(before), "after": write(after), "change": change, "left": round(100 * left, 1)}
+    return {
+        "label": label,
+        "before": write(before),
+        "after": write(after),
+        "change": change,
+        "left": round(100 * left, 1),
+    }
 
 
 def savings(record: Mapping[str, Any]) -> str:
@@ -178,6 +217,10 @@ def savings(record: Mapping[str, Any]) -> str:
     faster = ""
     if pair and all(map(is_number, pair)) and pair[1]:
         ratio = pair[0] / pair[1]
-        faster = f" Scoring is {ratio:.1f} times as fast." if ratio >= 1.05 else " Scoring is about as fast as before."
+        faster = (
+            f" Scoring is {ratio:.1f} times as fast."
+            if ratio >= 1.05
+            else " Scoring is about as fast as before."
+        )
     listed = " and ".join(filter(None, [", ".join(saved[:-1]), *saved[-1:]]))
     return f"Pruning saves {listed}.{faster}" if saved else faster.strip()

@@ -10,15 +10,31 @@ import numpy
 import torch
 from torch import Tensor, nn
 
-from ..errors import SurgeryError
+from .._common.errors import SurgeryError
 
-PLAIN = (type(None), bool, int, str, bytes, Enum, type, torch.dtype, torch.device, torch.layout, range, slice)
+PLAIN = (
+    type(None),
+    bool,
+    int,
+    str,
+    bytes,
+    Enum,
+    type,
+    torch.dtype,
+    torch.device,
+    torch.layout,
+    range,
+    slice,
+)
 NUMBERS = (Tensor, numpy.ndarray, numpy.generic, float, complex)
 # How far apart two ways of computing may be, in units of what the rounding of each operation changes. Long sums in float32 and
 # float64 round at each step; in shorter formats they are kept in float32.
 FACTOR = {torch.float32: 16.0, torch.float64: 16.0}
 SHORT_FACTOR = 4.0
-UNKNOWN = {torch.float32: 500.0, torch.float64: 500.0}  # the same in units of eps, where nothing was measured
+UNKNOWN = {
+    torch.float32: 500.0,
+    torch.float64: 500.0,
+}  # the same in units of eps, where nothing was measured
 SHORT_UNKNOWN = 16.0
 
 
@@ -61,7 +77,9 @@ def leaves_of(output: Any) -> list[Any]:
     Raises:
         SurgeryError: It holds something that cannot be compared.
     """
-    return [leaf.value for leaf in _walk(output, "the output", set()) if not isinstance(leaf, _Shape)]
+    return [
+        leaf.value for leaf in _walk(output, "the output", set()) if not isinstance(leaf, _Shape)
+    ]
 
 
 @dataclass(frozen=True)
@@ -89,7 +107,9 @@ def _walk(value: Any, name: str, seen: set[int]) -> Iterator[_Leaf | _Shape]:
     parts = _parts(value, name)
     yield _Shape(type(value), tuple(parts))
     for key, part in parts.items():
-        yield from _walk(part, f"{name}.{key}" if isinstance(key, str) else f"{name}[{key!r}]", seen)
+        yield from _walk(
+            part, f"{name}.{key}" if isinstance(key, str) else f"{name}[{key!r}]", seen
+        )
 
 
 def _parts(value: Any, name: str) -> dict[Any, Any]:
@@ -162,8 +182,12 @@ def _equal(one: Any, other: Any) -> bool:
 
 def _numbers(value: Any) -> list[Tensor]:
     """Return a tensor of any kind, an array or a number as ordinary tensors on the CPU."""
-    if isinstance(value, float | complex):  # of a tensor's .item(), most likely, whose precision is not known
-        value = torch.tensor(value, dtype=torch.complex64 if isinstance(value, complex) else torch.float32)
+    if isinstance(
+        value, float | complex
+    ):  # of a tensor's .item(), most likely, whose precision is not known
+        value = torch.tensor(
+            value, dtype=torch.complex64 if isinstance(value, complex) else torch.float32
+        )
     elif not isinstance(value, Tensor):
         value = torch.from_numpy(numpy.ascontiguousarray(value).reshape(value.shape))
     value = value.detach()
@@ -194,8 +218,14 @@ def _close(one: Tensor, other: Tensor, changes: list[Tensor]) -> bool:
     size = size + _usual(size)  # of a number near 0 among large ones, the rounding is theirs
     eps = torch.finfo(one.dtype).eps
     if not changes:
-        return bool((_apart(one, other) <= UNKNOWN.get(one.dtype, SHORT_UNKNOWN) * eps * size).all())
-    change = torch.stack([change.expand_as(size) for change in changes]).amax(0).nan_to_num(0.0, 0.0, 0.0)
+        return bool(
+            (_apart(one, other) <= UNKNOWN.get(one.dtype, SHORT_UNKNOWN) * eps * size).all()
+        )
+    change = (
+        torch.stack([change.expand_as(size) for change in changes])
+        .amax(0)
+        .nan_to_num(0.0, 0.0, 0.0)
+    )
     common = (change / size.clamp_min(torch.finfo(torch.float64).tiny)).median()
     allowed = torch.maximum(change, common.clamp_min(eps) * size)
     return bool((_apart(one, other) <= FACTOR.get(one.dtype, SHORT_FACTOR) * allowed).all())

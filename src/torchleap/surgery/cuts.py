@@ -6,9 +6,9 @@ import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from ..gates import LeAP
-from ..sites import Call
-from .examples import run
+from ..gates.leap import LeAP
+from ..sites.site import Call
+from .trace.examples import run
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,11 @@ def cuts_of(model: nn.Module, gates: LeAP, trial: nn.Module) -> list[Cut]:
     after, found = dict(trial.named_modules()), []
     for path, module in model.named_modules():
         new = after.get(path)
-        if module is gates or not _shapes(module) or (new is not None and _shapes(module) == _shapes(new)):
+        if (
+            module is gates
+            or not _shapes(module)
+            or (new is not None and _shapes(module) == _shapes(new))
+        ):
             continue
         saved = sum(p.numel() for p in module.parameters(recurse=False))
         if new is None or not isinstance(new, type(module)):
@@ -47,17 +51,30 @@ def _cut_tensors(path: str, module: nn.Module, new: nn.Module) -> list[Cut]:
         kind = "Parameter" if name in module._parameters else "Buffer"
         left = f"{kind}{after[name]}" if name in after else "removed"
         saved = torch.Size(after.get(name, (0,))).numel() - torch.Size(before[name]).numel()
-        cuts.append(Cut(f"{path}.{name}".lstrip("."), f"{kind}{before[name]}", left, saved if kind == "Parameter" else 0))
+        cuts.append(
+            Cut(
+                f"{path}.{name}".lstrip("."),
+                f"{kind}{before[name]}",
+                left,
+                saved if kind == "Parameter" else 0,
+            )
+        )
     return cuts
 
 
 def _shapes(module: nn.Module) -> dict[str, tuple[int, ...]]:
     tensors = {**module._parameters, **module._buffers}
-    return {k: tuple(t.shape) for k, t in tensors.items() if t is not None and not k.startswith("pruned_")}
+    return {
+        k: tuple(t.shape)
+        for k, t in tensors.items()
+        if t is not None and not k.startswith("pruned_")
+    }
 
 
 def _sizes(module: nn.Module) -> list[int]:
-    return [getattr(module, name) for name in _SIZES if isinstance(getattr(module, name, None), int)]
+    return [
+        getattr(module, name) for name in _SIZES if isinstance(getattr(module, name, None), int)
+    ]
 
 
 def describe(module: nn.Module) -> str:
@@ -67,7 +84,14 @@ def describe(module: nn.Module) -> str:
 
 
 _SIZES = (
-    *("num_embeddings", "embedding_dim", "in1_features", "in2_features", "in_features", "out_features"),
+    *(
+        "num_embeddings",
+        "embedding_dim",
+        "in1_features",
+        "in2_features",
+        "in_features",
+        "out_features",
+    ),
     *("num_features", "in_channels", "out_channels"),
 )
 
@@ -79,7 +103,9 @@ def count(model: nn.Module) -> int:
 
 def size(model: nn.Module) -> int:
     """The bytes of its parameters and buffers."""
-    return sum(tensor.numel() * tensor.element_size() for tensor in (*model.parameters(), *model.buffers()))
+    return sum(
+        tensor.numel() * tensor.element_size() for tensor in (*model.parameters(), *model.buffers())
+    )
 
 
 def work(model: nn.Module, example: Call, rows: int) -> int:

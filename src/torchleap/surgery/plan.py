@@ -10,21 +10,27 @@ import torch
 from torch import fx, nn
 from torch.utils._pytree import tree_leaves
 
-from ..errors import FieldError, SurgeryError, TorchleapError
-from ..gates import LeAP
-from ..keyed import is_jagged, is_sharded, rows_of
+from .._common.errors import FieldError, SurgeryError, TorchleapError
+from .._common.text import first_line, plural, table
+from ..distributed.torchrec import is_jagged, is_sharded, rows_of
+from ..gates.leap import LeAP
 from ..selection import Selection
-from ..sites import Call, Site, few_rows
-from ..text import first_line, plural, table
-from .build import as_pruned, build
+from ..sites.site import Call, Site, few_rows
 from .compare import alike, difference, leaves_of
 from .cuts import Cut, count, cuts_of, size, work
-from .examples import Examples, another, run, untouched
-from .feed import feed, remove_tables, unread_tables
-from .rewrite import Rewrite, features_unread, inputs_of_dropped, inputs_past_the_gates, rewrite
 from .rounding import with_other_rounding
-from .trace import Trace, affine, trace
-from .writer import Origin, runs_of
+from .rules.writer import Origin, runs_of
+from .trace.examples import Examples, another, run, untouched
+from .trace.trace import Trace, affine, trace
+from .write.build import as_pruned, build
+from .write.feed import feed, remove_tables, unread_tables
+from .write.rewrite import (
+    Rewrite,
+    features_unread,
+    inputs_of_dropped,
+    inputs_past_the_gates,
+    rewrite,
+)
 
 Fill = Literal["mean", "zero"]
 MOST_ASSUMPTIONS = 12  # that are printed
@@ -53,7 +59,9 @@ class Plan:
     parameters: tuple[int, int]  # before and after
     bytes: tuple[int, int]  # of parameters and buffers
     multiply_adds: tuple[int, int]  # a row, in matrix products and convolutions
-    means: dict[str, list[float]] = field(repr=False)  # of the dropped fields: what they are in the pruned model
+    means: dict[str, list[float]] = field(
+        repr=False
+    )  # of the dropped fields: what they are in the pruned model
     change: float  # of the output on the example by fill="zero", at most; 0 with means
     origins: dict[str, Origin] = field(repr=False)  # of parameters that were cut, by name
     assumptions: tuple[str, ...] = ()  # about the batch; the pruned model checks them at each call
@@ -67,22 +75,37 @@ class Plan:
         )
 
     def __str__(self) -> str:
-        cells = [[cut.path, f"{cut.before} => {cut.after}", f"{cut.parameters:+,}"] for cut in self.cuts]
+        cells = [
+            [cut.path, f"{cut.before} => {cut.after}", f"{cut.parameters:+,}"] for cut in self.cuts
+        ]
         lines = [repr(self)]
         if cells:
             width = max(len(cell[1]) for cell in cells)
-            lines.append(table(["layer", "before => after", "parameters"], [[p, c.ljust(width), n] for p, c, n in cells]))
+            lines.append(
+                table(
+                    ["layer", "before => after", "parameters"],
+                    [[p, c.ljust(width), n] for p, c, n in cells],
+                )
+            )
         if self.unread:
             lines.append("No longer read: " + ", ".join(map(str, self.unread)) + ".")
         if self.assumptions:
             more = len(self.assumptions) - MOST_ASSUMPTIONS
-            shown = [*self.assumptions[:MOST_ASSUMPTIONS], *([f"{more} more in .assumptions"] if more > 0 else [])]
+            shown = [
+                *self.assumptions[:MOST_ASSUMPTIONS],
+                *([f"{more} more in .assumptions"] if more > 0 else []),
+            ]
             lines.append("Assumes: " + "; ".join(shown) + ".")
         return "\n".join([*lines, *self.notes])
 
 
 def prepare(
-    model: nn.Module, gates: LeAP, sites: tuple[Site, ...], selection: Selection, example: Call, fill: Fill = "mean"
+    model: nn.Module,
+    gates: LeAP,
+    sites: tuple[Site, ...],
+    selection: Selection,
+    example: Call,
+    fill: Fill = "mean",
 ) -> tuple[Plan, Callable[[], nn.Module]]:
     """Work out every cut and compare the pruned model, still on the old weights, with the masked one.
 
@@ -132,14 +155,22 @@ class Case:
     @classmethod
     def of(cls, reference: Callable[[Call], Any], batch: Call) -> "Case":
         """Ask the reference."""
-        return cls(batch, reference(batch), cache(partial(with_other_rounding, partial(reference, batch))))
+        return cls(
+            batch, reference(batch), cache(partial(with_other_rounding, partial(reference, batch)))
+        )
 
 
 class Surgery:
     """One selection on one model: ways to make the pruned model are tried, the smallest first, until one is exact."""
 
     def __init__(
-        self, model: nn.Module, gates: LeAP, sites: tuple[Site, ...], selection: Selection, example: Call, fill: Fill
+        self,
+        model: nn.Module,
+        gates: LeAP,
+        sites: tuple[Site, ...],
+        selection: Selection,
+        example: Call,
+        fill: Fill,
     ) -> None:
         self.model = model
         self.gates = gates
@@ -150,7 +181,10 @@ class Surgery:
         for name in selection.kept:
             kept[selection.fields.columns(name)] = True
         scale, shift = affine(gates, kept)
-        self.affine = (scale, shift if fill == "mean" else torch.where(kept.to(shift.device), shift, 0))
+        self.affine = (
+            scale,
+            shift if fill == "mean" else torch.where(kept.to(shift.device), shift, 0),
+        )
         self.given = example
         example = few_rows(example)
         self.exact = self._on_example(example)
@@ -230,7 +264,9 @@ class Surgery:
         unread, still_read = _inputs(rewritten)
         notes = [*rewritten.writer.notes, *_constants_fed(rewritten)]
         if still_read:
-            notes.append(f"Dropped, but still read past the gates: {', '.join(map(str, still_read))}.")
+            notes.append(
+                f"Dropped, but still read past the gates: {', '.join(map(str, still_read))}."
+            )
         return Candidate(
             make=lambda share: build(self.model, rewritten, share=share),
             graph=rewritten.writer.graph,
@@ -257,7 +293,9 @@ class Surgery:
 
     def fed(self) -> Candidate:
         """Feed constants to the model as it is."""
-        return Candidate(lambda share: feed(self.model, self.gates, self.sites, self.affine, share=share))
+        return Candidate(
+            lambda share: feed(self.model, self.gates, self.sites, self.affine, share=share)
+        )
 
     def check(self, trial: nn.Module) -> None:
         """Compare with what is expected; batches of other lengths may be refused."""
@@ -277,10 +315,16 @@ class Surgery:
         """What is done, and what it saves."""
         notes = list(candidate.notes)
         if reasons:
-            notes.append(f"Nothing behind the gates is cut, constants are fed instead (exact): {reasons[0]}.")
-        change = difference(run(trial, self.examples.once), self.exact) if self.fill == "zero" else 0.0
+            notes.append(
+                f"Nothing behind the gates is cut, constants are fed instead (exact): {reasons[0]}."
+            )
+        change = (
+            difference(run(trial, self.examples.once), self.exact) if self.fill == "zero" else 0.0
+        )
         if self.fill == "zero":
-            notes.append(f"Not exact: zeros in place of means change the output on the example by up to {change:.3g}. Fine-tune.")
+            notes.append(
+                f"Not exact: zeros in place of means change the output on the example by up to {change:.3g}. Fine-tune."
+            )
         fields, rows = self.selection.fields, self.examples.rows
         return Plan(
             selection=self.selection,
@@ -290,8 +334,14 @@ class Surgery:
             unread=candidate.unread,
             parameters=(count(self.model) - self.gates.theta.numel(), count(trial)),
             bytes=(size(self.model) - size(self.gates), size(trial)),
-            multiply_adds=(work(self.model, self.examples.once, rows), work(trial, self.examples.once, rows)),
-            means={name: self.affine[1][fields.columns(name)].tolist() for name in self.selection.dropped},
+            multiply_adds=(
+                work(self.model, self.examples.once, rows),
+                work(trial, self.examples.once, rows),
+            ),
+            means={
+                name: self.affine[1][fields.columns(name)].tolist()
+                for name in self.selection.dropped
+            },
             change=change,
             origins=candidate.origins,
             assumptions=candidate.assumptions,
@@ -304,7 +354,9 @@ def _rows(batch: Call) -> list[int | None]:
 
 def _make(candidate: Candidate, plan: Plan, example: Call) -> nn.Module:
     made = as_pruned(candidate.make(False), plan, candidate.graph)
-    if candidate.graph is None:  # what feeds constants learns the shapes of the entries that may be missing
+    if (
+        candidate.graph is None
+    ):  # what feeds constants learns the shapes of the entries that may be missing
         with untouched(made):
             run(made, example)
     return made
@@ -314,8 +366,12 @@ def _constants_fed(rewritten: Rewrite) -> list[str]:
     """Which operations still read constants, and why."""
     trace, notes = rewritten.view.trace, []
     for reader, sources in rewritten.writer.restored.items():
-        columns = sum(int(rewritten.view.facts[source].const.sum()) for source in dict.fromkeys(sources))
-        notes.append(f"{_name(reader, trace)} {_why(reader, trace)}: {plural(columns, 'constant')} fed (exact).")
+        columns = sum(
+            int(rewritten.view.facts[source].const.sum()) for source in dict.fromkeys(sources)
+        )
+        notes.append(
+            f"{_name(reader, trace)} {_why(reader, trace)}: {plural(columns, 'constant')} fed (exact)."
+        )
     return notes
 
 
@@ -348,16 +404,33 @@ def _inputs(rewritten: Rewrite) -> tuple[list[Unread], list[Unread]]:
             columns = part if part.dim() < 2 else part.flatten(1).any(1)
             if bool(columns.any()):
                 everything = part.dim() == 0 or (found is unread and not live.any())
-                found.append(Unread(name, None if everything else tuple(columns.nonzero().flatten().tolist())))
+                found.append(
+                    Unread(
+                        name, None if everything else tuple(columns.nonzero().flatten().tolist())
+                    )
+                )
     return unread, still
 
 
 def _ranges(columns: tuple[int, ...]) -> str:
     """Columns as ranges: (0, 1, 2, 5) is "0-2, 5"."""
-    shown = [str(first) if length == 1 else f"{first}-{first + length - 1}" for first, length in runs_of(columns)]
+    shown = [
+        str(first) if length == 1 else f"{first}-{first + length - 1}"
+        for first, length in runs_of(columns)
+    ]
     return ", ".join(shown[:8]) + (f" and {len(shown) - 8} more ranges" if len(shown) > 8 else "")
 
 
 def _change(pair: tuple[int, int]) -> str:
     before, after = pair
     return f"{before:,} => {after:,}" + (f" ({after / before - 1:+.0%})" if before else "")
+
+
+def plan_of(pruned: nn.Module) -> Plan:
+    """The plan that a pruned model was made by."""
+    plan = getattr(type(pruned), "pruned_plan", None)
+    if not isinstance(plan, Plan):
+        raise SurgeryError(
+            f"Expected a model that plugin.prune() returned, but found {type(pruned).__name__}."
+        )
+    return plan

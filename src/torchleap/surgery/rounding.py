@@ -20,7 +20,9 @@ class OtherRounding(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
         self.rng = torch.Generator().manual_seed(seed)
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
         """Run one operation, and round its result another way unless it shares memory with an argument."""
         found = func(*args, **(kwargs or {}))
         if any(entry.alias_info is not None for entry in func._schema.returns):

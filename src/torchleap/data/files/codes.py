@@ -1,0 +1,96 @@
+"""Distinct values as numbers, in the order in which they first come, block by block."""
+
+import ctypes
+import weakref
+from ctypes import c_int64, c_void_p
+
+import numpy as np
+import polars as pl
+from numpy.typing import NDArray
+
+from ...native import library as native
+
+Rows = NDArray[np.int32]
+
+
+class NativeCodes:
+    """By a hash table of the native kernel: several times as fast as polars where there are many values."""
+
+    def __init__(self, library: ctypes.CDLL) -> None:
+        library.torchleap_codes_new.restype = c_void_p
+        library.torchleap_codes_free.argtypes = [c_void_p]
+        self._codes_of = library.torchleap_codes_of
+        self._codes_of.argtypes, self._codes_of.restype = (
+            [c_void_p, c_void_p, c_int64, c_void_p, c_void_p],
+            c_int64,
+        )
+        self._table = library.torchleap_codes_new()
+        if not self._table:
+            raise MemoryError("There is no memory for a vocabulary.")
+        weakref.finalize(self, library.torchleap_codes_free, self._table)
+        self._fresh: list[pl.Series] = []
+        self.count = 0
+
+    def expression(self, text: pl.Expr) -> pl.Expr:
+        """What to compute of a block before `read`."""
+        return text.hash()
+
+    def read(self, computed: pl.Series, text: pl.Series) -> Rows:
+        """The codes of a block, from 1, and 0 where there is no value; `text` is the column itself, of any type."""
+        hashes = np.ascontiguousarray(computed.to_numpy(), dtype=np.uint64)
+        found, fresh = np.empty(len(hashes), np.int32), np.empty(len(hashes), np.int64)
+        new = self._codes_of(
+            self._table, hashes.ctypes.data, len(hashes), found.ctypes.data, fresh.ctypes.data
+        )
+        if new < 0:
+            raise MemoryError(
+                f"There is no memory for a vocabulary of more than {self.count:,} values."
+            )
+        if new:
+            self._fresh.append(text.gather(fresh[:new]).cast(pl.String))
+            self.count += new
+        if text.null_count():
+            found[text.is_null().to_numpy()] = 0
+        return found
+
+    def values(self) -> pl.Series:
+        """The values in the order of their codes."""
+        return pl.concat(self._fresh) if self._fresh else pl.Series(dtype=pl.String)
+
+
+class PolarsCodes:
+    """By polars' own categories, where there is no native kernel."""
+
+    def __init__(self) -> None:
+        self._known = pl.Categories.random()
+        self._anchor = pl.Series(
+            dtype=self._type
+        )  # polars forgets categories that no series refers to
+        self.count = 0
+
+    @property
+    def _type(self) -> pl.Categorical:
+        return pl.Categorical(self._known)
+
+    def expression(self, text: pl.Expr) -> pl.Expr:
+        """What to compute of a block before `read`."""
+        return (text.cast(self._type).to_physical().cast(pl.Int32) + 1).fill_null(0)
+
+    def read(self, computed: pl.Series, text: pl.Series) -> Rows:
+        """The codes of a block."""
+        found: Rows = computed.to_numpy()
+        self.count = max(self.count, int(found.max(initial=0)))
+        return found
+
+    def values(self) -> pl.Series:
+        """The values in the order of their codes."""
+        return pl.Series(np.arange(self.count, dtype=np.uint32)).cat.to(self._type).cast(pl.String)
+
+
+Codes = NativeCodes | PolarsCodes
+
+
+def new_codes() -> Codes:
+    """The faster of the two that can be had."""
+    kernel = native.load()
+    return PolarsCodes() if isinstance(kernel, str) else NativeCodes(kernel.functions)

@@ -1,0 +1,1 @@
+"""Synthetic data with known ground truth."""

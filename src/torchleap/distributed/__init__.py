@@ -1,0 +1,1 @@
+"""Several ranks: collectives, FSDP2 and TorchRec."""

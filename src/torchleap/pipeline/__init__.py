@@ -1,0 +1,1 @@
+"""From a task to a decision: search, retrain, decide and serve."""

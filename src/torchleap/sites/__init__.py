@@ -1,0 +1,1 @@
+"""Where gates sit in a model, and the hooks that put them there."""

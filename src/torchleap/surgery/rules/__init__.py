@@ -1,0 +1,1 @@
+"""Rules: how each operation is written again without the dropped columns."""

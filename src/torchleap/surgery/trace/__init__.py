@@ -1,0 +1,1 @@
+"""Trace a model: what is computed from which field."""

@@ -1,0 +1,1 @@
+"""Training: the loop, fit, stream, checkpoints, drift and fine-tuning."""

@@ -1,0 +1,215 @@
+"""The optimizer comes along, and fine-tuning keeps the best weights."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+import torchleap as tl
+from tests.architectures import NAMES, attached
+
+OPTIMIZERS = {
+    "Adam": lambda groups: torch.optim.Adam(groups, lr=1e-2, amsgrad=True),
+    "AdamW": lambda groups: torch.optim.AdamW(groups, lr=1e-2, weight_decay=0.1),
+    "Adagrad": lambda groups: torch.optim.Adagrad(groups, lr=1e-2),
+    "SGD": lambda groups: torch.optim.SGD(groups, lr=1e-2, momentum=0.9),
+    "RMSprop": lambda groups: torch.optim.RMSprop(groups, lr=1e-2, momentum=0.5),
+}
+
+
+def trained(make_optimizer):
+    model, plugin, make = attached("wide_deep")
+    optimizer = make_optimizer(plugin.parameter_groups(gate_lr=1e-3))
+    for step in range(4):
+        optimizer.zero_grad()
+        (model.train()(make(seed=step)).square().mean() + plugin.penalty()).backward()
+        optimizer.step()
+    return model, plugin, optimizer, make
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_the_state_of_the_kept_weights_comes_along(name):
+    model, plugin, optimizer, make = trained(OPTIMIZERS[name])
+    selection = plugin.select(share=0.6)
+    before = copy.deepcopy(optimizer.state_dict())
+    small = plugin.prune(selection)
+    carried = tl.carry_over(optimizer, model, small)
+    assert type(carried) is type(optimizer)
+    columns = torch.cat([torch.arange(20)[plugin.fields.columns(name)] for name in selection.kept])
+    gate = plugin.gates.gate().detach()[plugin.gates.column_gate][columns]
+    powers = {
+        "exp_avg": 1,
+        "momentum_buffer": 1,
+        "exp_avg_sq": 2,
+        "max_exp_avg_sq": 2,
+        "sum": 2,
+        "square_avg": 2,
+    }
+    old, new = optimizer.state[model.deep[0].weight], carried.state[small.deep[0].weight]
+    assert set(old) == set(new)
+    for key, value in old.items():
+        if key in powers:
+            torch.testing.assert_close(new[key], value[:, columns] / gate ** powers[key])
+        else:
+            assert new[key] == value
+    assert torch.equal(next(iter(carried.state[small.tables["city"].weight].values())).flatten(),
+                       next(iter(optimizer.state[model.tables["city"].weight].values())).flatten())  # fmt: skip
+    held = {id(p) for group in carried.param_groups for p in group["params"]}
+    assert held == {
+        id(p) for p in small.parameters()
+    }  # the bias that surgery made is there, the gates are not
+    after = optimizer.state_dict()
+    assert after["param_groups"] == before["param_groups"]
+    small.train()(make(seed=9)).sum().backward()
+    carried.step()
+
+
+def test_tied_weights_keep_their_state_when_the_first_of_their_names_goes():
+    class Tied(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.tables = nn.ModuleList([nn.Embedding(12, 4), nn.Embedding(12, 4)])
+            self.tables[1].weight = self.tables[0].weight
+            self.head = nn.Linear(8, 1)
+
+        def forward(self, x):
+            return self.head(torch.cat([table(x[:, i]) for i, table in enumerate(self.tables)], 1))
+
+    model = Tied()
+    plugin = tl.attach(model, {"clicked": 4, "bought": 4}, at="head")
+    optimizer = torch.optim.Adam(plugin.parameter_groups(gate_lr=1e-3))
+    for _ in range(2):
+        (model(torch.randint(12, (16, 2))).sum() + plugin.penalty()).backward()
+        optimizer.step()
+    small = plugin.prune(tl.Selection(plugin.fields, (0.1, 0.9), (False, True)))
+    carried = tl.carry_over(optimizer, model, small)
+    assert {id(p) for group in carried.param_groups for p in group["params"]} == {
+        id(p) for p in small.parameters()
+    }
+    old, new = optimizer.state[model.tables[0].weight], carried.state[small.tables[1].weight]
+    assert torch.equal(old["exp_avg"], new["exp_avg"])
+
+
+def test_groups_keep_their_settings():
+    model, plugin, _ = attached("wide_deep")
+    groups = [
+        {"params": list(model.deep.parameters()), "lr": 1.0},
+        {"params": list(model.tables.parameters()), "lr": 2.0},
+    ]
+    optimizer = torch.optim.SGD(groups, lr=0.5)
+    small = plugin.prune(plugin.select(share=0.6))
+    carried = tl.carry_over(optimizer, model, small)
+    assert [group["lr"] for group in carried.param_groups] == [1.0, 2.0]
+    assert [len(group["params"]) for group in carried.param_groups] == [6, 3]
+
+
+def test_a_step_of_the_pruned_model_is_the_step_of_the_masked_one():
+    torch.manual_seed(0)
+    fields = dict.fromkeys(NAMES, 4)
+    model = nn.Linear(20, 1).double()
+    plugin = tl.attach(
+        model, [tl.Field(name, width, protected=name != "user") for name, width in fields.items()]
+    )
+    optimizer = torch.optim.Adam([*plugin.model_parameters()], lr=1e-2)
+    rows = [torch.randn(64, 20, dtype=torch.float64) for _ in range(4)]
+    for x in rows:
+        x[:, :4] = 0  # its mean is 0, so that masking changes nothing
+        optimizer.zero_grad()
+        model(x).square().mean().backward()
+        optimizer.step()
+    selection = tl.Selection(plugin.fields, (0.1, 1, 1, 1, 1), (False, True, True, True, True))
+    small = plugin.prune(selection)
+    carried = tl.carry_over(optimizer, model, small)
+    for pair in ((model, optimizer), (small, carried)):
+        pair[1].zero_grad()
+        pair[0](rows[0]).square().mean().backward()
+        pair[1].step()
+    torch.testing.assert_close(small.weight, model.weight[:, 4:])
+    torch.testing.assert_close(small.bias, model.bias)
+
+
+def test_an_optimizer_of_another_model_is_refused():
+    model, plugin, _ = attached("mlp")
+    small = plugin.prune(plugin.select(share=0.6))
+    with pytest.raises(tl.SurgeryError, match="it holds none of its parameters"):
+        tl.carry_over(torch.optim.SGD(nn.Linear(2, 2).parameters()), model, small)
+    with pytest.raises(tl.SurgeryError, match="Expected a model that plugin.prune"):
+        tl.carry_over(torch.optim.SGD(model.parameters()), model, model)
+
+
+class Counter(nn.Module):
+    """Its metric is what it has counted to."""
+
+    def __init__(self):
+        super().__init__()
+        self.count = nn.Parameter(torch.zeros(()))
+        self.norm = nn.BatchNorm1d(1)
+
+    def forward(self, x):
+        return self.count * self.norm(x).mean() + self.count
+
+
+def tune(metric, batches=50, **settings):
+    model = Counter()
+    history = tl.finetune(
+        model,
+        [torch.randn(4, 1) for _ in range(batches)],
+        loss=lambda model, batch: -model(batch),
+        optimizer=torch.optim.SGD([model.count], lr=1.0),
+        validate=lambda model: metric(round(float(model.count))),
+        **settings,
+    )
+    return model, history
+
+
+def test_it_stops_early_and_keeps_the_best_weights():
+    model, history = tune(lambda count: -abs(count - 20), every=5, patience=2)
+    assert history == [-20, -15, -10, -5, 0, -5, -10]
+    assert round(float(model.count)) == 20
+    assert int(model.norm.num_batches_tracked) == 20
+    assert not model.training
+
+
+def test_it_never_leaves_a_model_worse_than_it_was():
+    model, history = tune(lambda count: -count, every=5, patience=1)
+    assert history == [0, -5]
+    assert float(model.count) == 0
+
+
+def test_of_equally_good_weights_the_first_are_kept():
+    model, history = tune(lambda count: min(count, 10), every=5, patience=2)
+    assert history == [0, 5, 10, 10, 10]
+    assert round(float(model.count)) == 10
+
+
+def test_the_last_batches_count_too():
+    model, history = tune(lambda count: count, batches=7, every=5)
+    assert history == [0, 5, 7]
+    assert round(float(model.count)) == 7
+    assert tune(lambda count: count, batches=0)[1] == [0]
+
+
+def test_bad_settings_metrics_and_losses_are_refused():
+    with pytest.raises(
+        tl.TorchleapError, match="every must be a whole number of batches, at least 1, but is 0"
+    ):
+        tune(lambda count: count, every=0)
+    with pytest.raises(
+        tl.TorchleapError, match="patience must be a whole number of at least 1, but is 0.5"
+    ):
+        tune(lambda count: count, patience=0.5)
+    with pytest.raises(tl.SurgeryError, match="validate must return a number, but returned None"):
+        tune(lambda count: None)
+    model = Counter()
+    with pytest.raises(
+        tl.SurgeryError, match="The loss is nan at fine-tuning step 2. Lower the learning rate"
+    ):
+        tl.finetune(
+            model,
+            [torch.ones(4, 1), torch.full((4, 1), torch.nan)],
+            loss=lambda model, batch: -model(batch),
+            optimizer=torch.optim.SGD([model.count], lr=1.0),
+            validate=lambda model: 0.0,
+        )
+    assert float(model.count) == 0
