@@ -39,7 +39,9 @@ def test_the_architecture_describes_the_rooms_in_the_order_of_imports():
 def test_every_file_that_the_architecture_names_exists():
     source = ROOT / "src" / "torchleap"
     named = re.findall(r"\b([\w/]+/[\w]+\.(?:py|c|html))\b", ARCHITECTURE)
-    missing = [name for name in named if not (source / name).exists() and not (ROOT / name).exists()]
+    missing = [
+        name for name in named if not (source / name).exists() and not (ROOT / name).exists()
+    ]
     assert not missing
 
 
