@@ -1,4 +1,4 @@
-"""The documentation agrees with the repository: links and files exist, and every page and room is listed."""
+"""The documentation agrees with the repository: links, files, pages, rooms and terms."""
 
 import re
 from pathlib import Path

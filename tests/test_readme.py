@@ -14,8 +14,12 @@ def blocks(path, language):
 
 
 def tolerance(cell):
-    """Half a step of what a reader would notice: of a gate, of a share; a price is compared relatively."""
-    return 0.003 if cell.endswith("%") else 0.0 if "e-" in cell else 0.05
+    """Return the difference of a fraction or a gate that no reader would notice."""
+    if cell.endswith("%"):
+        return 0.003
+    if "e-" in cell:  # a price, which is compared relatively
+        return 0.0
+    return 0.05
 
 
 def value(cell):
