@@ -43,10 +43,10 @@ def statistics() -> None:
 SENT: dict[str, Callable[[], object]] = {
     "total": lambda: ranks.total(torch.ones(2)),
     "average": lambda: ranks.average(torch.ones(2)),
-    "share": lambda: ranks.broadcast(torch.ones(2)),
+    "broadcast": lambda: ranks.broadcast(torch.ones(2)),
     "from_first": lambda: ranks.from_first(3),
-    "gathered": lambda: ranks.gathered(torch.ones(2)),
-    "meet": ranks.barrier,
+    "all_gather": lambda: ranks.all_gather(torch.ones(2)),
+    "barrier": ranks.barrier,
     "first_before_others": first,
     "statistics": statistics,
 }

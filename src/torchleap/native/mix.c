@@ -282,7 +282,7 @@ static inline int64_t bits_of_float(float value) {
     memcpy(&bits, &value, 4);
     return (uint32_t)bits << 1 ? bits : 0; /* -0.0 is 0.0 */
 }
-#include "kernel_typed.h"
+#include "mix_typed.h"
 
 #define ELEMENT double
 #define WIDE double
@@ -296,7 +296,7 @@ static inline int64_t bits_of_double(double value) {
     memcpy(&bits, &value, 8);
     return (uint64_t)bits << 1 ? bits : 0;
 }
-#include "kernel_typed.h"
+#include "mix_typed.h"
 
 #define ELEMENT uint16_t /* bfloat16: the upper half of a float32 */
 #define WIDE float
@@ -317,7 +317,7 @@ static inline uint16_t write_bfloat16(float value) {
     const uint32_t rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16; /* to nearest, ties to even */
     return (uint16_t)(value != value ? 0x7FC0 : rounded);
 }
-#include "kernel_typed.h"
+#include "mix_typed.h"
 
 /* Planning */
 
