@@ -1,4 +1,4 @@
-"""Memory for large results that is reused from step to step.
+"""Memory: the layout that the kernels need, and large results that are reused from step to step.
 
 The system hands out fresh memory page by page and fills it with zeros, which for a result of
 100 MB takes longer than the mixing itself, in every step again. So blocks that a tensor has given
@@ -98,3 +98,10 @@ class Pool:
                 "Make the batch smaller."
             )
         return Block(wanted, address)
+
+
+def with_rows_in_memory(x: Tensor) -> Tensor:
+    """Return x with the values of each row side by side; rows may have any distance."""
+    if x.stride(1) == 1 or x.shape[1] == 1:
+        return x
+    return x.contiguous()

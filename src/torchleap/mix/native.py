@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ..native import library
-from .memory import Pool
+from .memory import Pool, with_rows_in_memory
 from .reference import Mixed
 from .shuffle import SAMPLE_ROWS, Draw
 
@@ -88,7 +88,7 @@ def join(blocks: list[Tensor]) -> Tensor:
         found = [tuple(block.shape) for block in blocks]
         raise ValueError(f"Expected blocks with as many rows, on the CPU, but found {found}.")
     kernel = _kernel()
-    blocks = [_with_rows_in_memory(block) for block in blocks]
+    blocks = [with_rows_in_memory(block) for block in blocks]
     count = len(blocks)
     size = blocks[0].element_size()
     widths = [block.shape[1] for block in blocks]
@@ -109,7 +109,7 @@ def join(blocks: list[Tensor]) -> Tensor:
 
 def forward(x: Tensor, gate: Tensor, column_gate: Tensor, draw: Draw) -> Mixed:
     """Mix and measure a batch, as `reference.mix` defines it."""
-    x = _with_rows_in_memory(x)
+    x = with_rows_in_memory(x)
     rows, columns = x.shape
     output = _kernel().pool.empty(x, (rows, columns))
     mean = gate.new_empty(columns)
@@ -128,8 +128,8 @@ def backward(
             f"Expected a gradient {tuple(x.shape)} in {x.dtype}, "
             f"but found {tuple(grad.shape)} in {grad.dtype}."
         )
-    x = _with_rows_in_memory(x)
-    grad = _with_rows_in_memory(grad)
+    x = with_rows_in_memory(x)
+    grad = with_rows_in_memory(grad)
     grad_x = gate.new_empty(0)
     grad_gate = gate.new_empty(0)
     after: list[int | None] = [None, None]
@@ -142,13 +142,6 @@ def backward(
     before = [grad.data_ptr(), grad.stride(0)]
     _call(_kernel().backward, x, gate, column_gate, draw, before=before, after=after)
     return [grad_x, grad_gate]
-
-
-def _with_rows_in_memory(x: Tensor) -> Tensor:
-    """Return x with the values of each row side by side; rows may have any distance."""
-    if x.stride(1) == 1 or x.shape[1] == 1:
-        return x
-    return x.contiguous()
 
 
 def _is_index(values: Tensor, length: int) -> bool:
