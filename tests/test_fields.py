@@ -100,7 +100,7 @@ def test_records_with_unknown_keys_are_refused():
         Fields.from_json([{"name": "a", "width": 1, "colour": "red"}])
 
 
-def test_a_block_of_columns_must_hold_whole_fields_and_groups():
+def test_a_block_of_columns_must_hold_complete_fields_and_groups():
     fields = Fields(
         [Field("a", 2), Field("b", 3, group="g"), Field("c", 1, group="g"), Field("d", 4)]
     )

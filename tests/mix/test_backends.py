@@ -1,4 +1,4 @@
-"""Every backend against the definition: random fields, widths, batch sizes, dtypes, memory layouts."""
+"""Every backend against the definition: random widths, batch sizes, dtypes and memory layouts."""
 
 import ctypes
 import subprocess
@@ -37,7 +37,7 @@ CASES = st.fixed_dictionaries(
 
 @pytest.fixture(params=["torch", *[f"native {level}" for level in LEVELS]], scope="module")
 def backend(request):
-    """Each backend that this machine can run, the native one at every level of vector instructions."""
+    """Each backend that this machine can run, the native one at each level of vectors."""
     if request.param == "torch":
         yield blocks
         return
@@ -131,7 +131,7 @@ def test_equals_the_definition(backend, case):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(("rows", "columns"), [(2500, 3001), (700, 16_384)])
 def test_large_inputs_too(backend, dtype, rows, columns):
-    """Large enough for writes past the caches, panels of several gates, and gates of several panels."""
+    """They write past the caches, and have panels of several gates and gates of several panels."""
     rng = torch.Generator().manual_seed(0)
     widths = []
     while sum(widths) < columns:
@@ -268,13 +268,14 @@ def test_native_refuses_what_would_read_past_its_memory():
     [(1024, 1, 1), (1024, 4, 4), (300, 100, 100), (5, 100, 0), (50, 300, 2)],
 )
 def test_native_reads_no_byte_behind_its_input(rows, columns, stride):
-    """The input ends where a page ends that may be read, and the next one may not: a byte too far kills the process."""
+    """The input ends where a readable page ends: a byte too far kills the process."""
     script = f"""
 import ctypes, torch
 from torchleap.mix import Draw, native, streams
 libc = ctypes.CDLL(None)
 libc.mmap.restype = ctypes.c_void_p
-libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long]
+sizes = [ctypes.c_void_p, ctypes.c_size_t]
+libc.mmap.argtypes = [*sizes, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long]
 libc.mprotect.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 size = 4 * (({rows} - 1) * {stride} + {columns})
 room = (size + 4095) // 4096 * 4096

@@ -55,7 +55,8 @@ def test_gradients_are_the_numerical_ones(monkeypatch, name):
     x, gate, *rest = inputs(rows=5)
 
     def output(x, gate):
-        # x' is held fixed, so numerical differences have to hold it fixed too: x' enters through the constant part alone
+        # x' has no gradient, so numerical differences have to hold it fixed too: it enters only
+        # through the constant part
         mixed = mix(x, gate, *rest).output
         return mixed - (1 - gate[COLUMN_GATE]) * (
             mix(x, torch.zeros_like(gate), *rest).output.detach() - shuffled
@@ -80,7 +81,7 @@ def test_second_gradients_are_those_of_the_definition(dtype):
 
 
 def test_used_twice_in_one_graph():
-    """Each use has a permutation of its own, and backward draws each one again, though the steps have gone on."""
+    """Each use has a permutation of its own, and backward draws it again after later steps."""
     x, gate, column_gate, seed, steps = inputs()
     outputs, expected = [], []
     for _ in range(2):
@@ -164,7 +165,7 @@ def test_a_variable_that_cannot_be_followed_is_an_error(monkeypatch):
         choose(torch.randn(4, 2))
 
 
-def test_without_the_native_kernel_it_says_so_once_and_gives_the_same_results(tmp_path):
+def test_without_the_native_kernel_it_warns_once_and_gives_the_same_results(tmp_path):
     """In a process of its own, whose package has no library."""
     script = """
 import sys, warnings
@@ -174,12 +175,12 @@ from pathlib import Path
 build.library_path = lambda level, folder=None: Path(sys.argv[1]) / level  # nothing there
 import torchleap as tl
 from torchleap.mix import choose
-with warnings.catch_warnings(record=True) as said:
+with warnings.catch_warnings(record=True) as warned:
     warnings.simplefilter("always")
     gates = tl.LeAP({"a": 1, "b": 8}, seed=0)
     x = torch.randn(32, 9, generator=torch.Generator().manual_seed(0))
     outputs = [gates(x) for _ in range(3)]
-print(choose(x), len(said), str(said[0].message))
+print(choose(x), len(warned), str(warned[0].message))
 print(float(outputs[2].double().sum()))
 """
     clean = {name: value for name, value in os.environ.items() if name != "TORCHLEAP_MIX"}
@@ -190,9 +191,9 @@ print(float(outputs[2].double().sum()))
         check=True,
         env=clean,
     )
-    said, total = done.stdout.splitlines()
-    assert said.startswith("torch 1 torchleap's native kernel has not been compiled.")
-    assert "python -m torchleap.native.build" in said
+    printed, total = done.stdout.splitlines()
+    assert printed.startswith("torch 1 torchleap's native kernel has not been compiled.")
+    assert "python -m torchleap.native.build" in printed
     gates = tl.LeAP({"a": 1, "b": 8}, seed=0)
     x = torch.randn(32, 9, generator=torch.Generator().manual_seed(0))
     outputs = [gates(x) for _ in range(3)]

@@ -32,7 +32,7 @@ def test_the_kernel_compiles_and_loads(tmp_path):
     )
 
 
-def test_without_a_compiler_the_reason_is_said(tmp_path, monkeypatch):
+def test_without_a_compiler_the_reason_is_reported(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("CC", raising=False)
     with pytest.raises(OSError, match="no C compiler: install gcc or clang, or name one in CC"):
@@ -68,7 +68,7 @@ def test_a_library_of_another_version_is_not_used(tmp_path, monkeypatch):
 
 
 def test_the_package_installs_without_a_compiler(tmp_path):
-    """The wheel is built all the same, as pure Python, and the build says why."""
+    """The wheel is built all the same, as pure Python, and the build reports the reason."""
     pytest.importorskip(
         "hatchling", reason="hatchling builds the package; it is not installed here"
     )
