@@ -1,7 +1,7 @@
 """Ranks: the processes of one job, as torchrun starts them, and the collectives among them.
 
-A single process is the only rank: every function then returns at once and sends nothing, so a
-caller need not ask how many ranks there are.
+A single process is the only rank: every function then returns at once and sends nothing, so
+callers do not depend on the number of ranks.
 """
 
 import gc

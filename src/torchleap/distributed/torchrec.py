@@ -46,7 +46,7 @@ def is_collection(module: Any) -> bool:
 
 
 def is_sharded(module: Any) -> bool:
-    """Return whether a module's tables lie on several ranks, all of which have to call it."""
+    """Return whether a module's tables lie on several ranks, which all have to call it."""
     if not isinstance(module, nn.Module):
         return False
     return _has_methods(module, "input_dist", "output_dist", "create_context")

@@ -194,7 +194,7 @@ def _call(
 
 
 def _check_gates(x: Tensor, gate: Tensor, column_gate: Tensor, streams: Tensor) -> None:
-    """Raise if a tensor is not what the kernel would read at its address."""
+    """Raise if a tensor has another type or size than the kernel would read at its address."""
     wide = WIDE[x.dtype]
     columns = x.shape[1]
     problems = []

@@ -74,8 +74,9 @@ def _swap_in_turn(other: Tensor) -> Tensor:
     """Do all swaps of the shuffle at once, without a loop over rows.
 
     In the end a place holds the last row that drew it, if that comes after the place's own row p.
-    Else it holds what row p moved there, which is what place q = other[p] held before: the last
-    row between q and p that drew q; or, if none did, what row q moved there, and so on.
+    Else it holds the row that p moved there, which is the one that place q = other[p] held before:
+    the last row between q and p that drew q; or, if none did, the row that q moved there, and so
+    on.
 
     Args:
         other: The place that each row draws, (G, rows) int64.

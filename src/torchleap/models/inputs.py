@@ -10,7 +10,9 @@ from torch import Tensor, nn
 
 from ..data.task import TaskColumn
 
-LARGE = 1 << 20  # numbers of a table from which on its gradient is sparse: a step reads few rows
+LARGE = (
+    1 << 20
+)  # values; larger tables have sparse gradients, because a step reads few of their rows
 START = 0.01  # standard deviation of new embeddings
 
 
@@ -27,7 +29,7 @@ class FieldInputs(nn.Module):
     """All fields of a batch side by side, in their order.
 
     Columns with one category per row and embeddings of equal width share one table and one
-    look-up. Lists are the mean of their embeddings. Numbers and vectors are as the batch has them.
+    lookup. Lists are the mean of their embeddings. Numbers and vectors are as the batch has them.
 
     **Shape**
 
@@ -73,7 +75,7 @@ class FieldInputs(nn.Module):
             self.register_buffer(f"slots_{width}", torch.tensor(slots))
 
     def forward(self, ids: Tensor, numbers: Tensor) -> Tensor:
-        """Look up, pool, and put the fields side by side."""
+        """Read the tables, pool lists, and put the fields side by side."""
         # Split, because the gradient of many slices would be as many copies.
         looked_up = {
             width: table(self._rows(ids, width)).split(self._sizes[width], dim=1)

@@ -1,4 +1,4 @@
-"""The ranking model of a task: its columns become fields side by side, then a backbone's network."""
+"""The ranking model of a task: fields side by side, then the network of a backbone."""
 
 from torch import Tensor, nn
 

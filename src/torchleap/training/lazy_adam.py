@@ -1,4 +1,4 @@
-"""LazyAdam: Adam for tables of which a batch reads few rows, at the cost of those rows."""
+"""LazyAdam: Adam for large tables, at the cost of the few rows that a batch reads."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -63,7 +63,7 @@ class LazyAdam(Optimizer):
                 self._first[weight] = torch.zeros(len(weight), dtype=torch.int32)
         self._settled = True
         self._hooks = [
-            table.register_forward_pre_hook(partial(self._before_look_up, weight))
+            table.register_forward_pre_hook(partial(self._before_lookup, weight))
             for table, weight in zip(tables, by_table, strict=True)
         ]
 
@@ -117,7 +117,7 @@ class LazyAdam(Optimizer):
 
     @torch.no_grad()
     @torch.compiler.disable  # type: ignore[untyped-decorator]
-    def _before_look_up(self, weight: Tensor, table: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+    def _before_lookup(self, weight: Tensor, table: nn.Module, inputs: tuple[Tensor, ...]) -> None:
         """Bring the rows that a table is about to read up to date."""
         rows = inputs[0].flatten()
         if self._settled or not len(rows):
