@@ -3,7 +3,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
 RUN := $(VENV)/bin/python
 READY := $(VENV)/.ready
-KERNEL := $(wildcard src/torchleap/native/*.c src/torchleap/native/build.py)
+KERNEL := $(wildcard src/torchleap/native/*.[ch] src/torchleap/native/build.py)
 TRITON := .venv-triton
 TORCHREC := .venv-torchrec
 

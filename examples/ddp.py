@@ -60,7 +60,7 @@ def main(steps: int) -> None:
                 f"step {step + 1}: loss {loss:.3f}, gates {' '.join(f'{gate:.2f}' for gate in plugin.scores().values())}"
             )
     theta = plugin.gates.theta.detach()
-    everywhere = all(torch.equal(theta, other) for other in ranks.gathered(theta))
+    everywhere = all(torch.equal(theta, other) for other in ranks.all_gather(theta))
     if ranks.is_first():
         selection = plugin.select()
         print(

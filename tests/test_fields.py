@@ -55,7 +55,7 @@ def test_fields_equal_by_content_and_survive_pickle_and_json():
     assert [field.name for field in fields] == ["a", "b"]
 
 
-def test_all_problems_are_told_at_once():
+def test_all_problems_are_reported_at_once():
     with pytest.raises(FieldError) as error:
         Fields(
             [Field("a", 0), Field("b", 1, cost=-1.0), Field("b", 2), Field("", 1), Field("c", True)]
@@ -100,7 +100,7 @@ def test_records_with_unknown_keys_are_refused():
         Fields.from_json([{"name": "a", "width": 1, "colour": "red"}])
 
 
-def test_a_block_of_columns_must_hold_whole_fields_and_groups():
+def test_a_block_of_columns_must_hold_complete_fields_and_groups():
     fields = Fields(
         [Field("a", 2), Field("b", 3, group="g"), Field("c", 1, group="g"), Field("d", 4)]
     )

@@ -1,10 +1,12 @@
-"""Field and Fields: the words that everybody shares.
+"""Field and Fields: the names and columns of a model's input features.
 
-A field is a block of neighbouring columns that carries one input feature: a scalar is 1 wide, an id's embedding 64, a
-behaviour embedding 256. `Fields` lays them side by side, in order, over the columns of the model's input.
+A field is a block of neighbouring columns that carries one input feature: a number is 1 wide, the
+embedding of an id 64, that of a behaviour sequence 256. `Fields` puts them side by side, in order,
+over the columns of the model's input.
 """
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from itertools import accumulate
@@ -16,12 +18,15 @@ from ._common.errors import FieldError, nearest
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """One input feature: its name, how many columns it fills, and what may happen to it.
+    """One input feature: its name, the number of its columns, and how it may be treated.
 
     Args:
-        cost: What it costs to keep the field, in any unit that adds up; its width if left out.
-        protected: The field is always kept: its gate stays at 1.
-        group: Fields with the same group share one gate and are kept or dropped together.
+        name: The name of the feature; no other field has the same.
+        width: The number of columns, at least 1.
+        cost: The cost of keeping the field, in any unit that adds up; by default it is the width.
+        protected: Whether the field is always kept: its gate stays at 1.
+        group: Fields of the same group share one gate and are kept or dropped together; None is a
+            gate of its own.
 
     >>> Field("clicks", 256).cost
     256.0
@@ -35,22 +40,24 @@ class Field:
 
     def __post_init__(self) -> None:
         if is_whole(self.width):
-            object.__setattr__(self, "width", int(self.width))  # numpy's integers are no JSON
+            object.__setattr__(self, "width", int(self.width))  # JSON has no integers of numpy
             if self.cost is None:
                 object.__setattr__(self, "cost", float(self.width))
 
     def problems(self) -> list[str]:
-        """What is wrong with this field; empty if nothing is."""
+        """Return a sentence about each problem of this field; empty if there is none."""
         found = []
         if not isinstance(self.name, str) or not self.name:
             found.append(f"a field's name must be a non-empty string, but one is {self.name!r}")
         if not is_whole(self.width) or self.width < 1:
             found.append(
-                f"the width of {self.name!r} must be a whole number of at least 1, but is {self.width!r}"
+                f"the width of {self.name!r} must be a whole number of at least 1, "
+                f"but is {self.width!r}"
             )
         if self.cost is not None and not (is_number(self.cost) and 0 <= self.cost < math.inf):
             found.append(
-                f"the cost of {self.name!r} must be a finite number of at least 0, but is {self.cost!r}"
+                f"the cost of {self.name!r} must be a finite number of at least 0, "
+                f"but is {self.cost!r}"
             )
         if not isinstance(self.protected, bool):
             found.append(
@@ -62,9 +69,23 @@ class Field:
             )
         return found
 
+    def _split(self) -> Iterator["Field"]:
+        """Yield each dimension as a field of its own, with its part of the cost."""
+        for place in range(self.width):
+            name = self.name if self.width == 1 else f"{self.name}[{place}]"
+            yield Field(name, 1, (self.cost or 0.0) / self.width, self.protected)
+
 
 class Fields:
     """The ordered fields of a model's input.
+
+    Args:
+        fields: The width of each field by name, or a list of `Field`.
+
+    Attributes:
+        names: The name of each field.
+        widths: The width of each field.
+        gates: The number of each field's gate: one per field or group, by first appearance.
 
     >>> fields = Fields({"user_id": 64, "ctr_7d": 1, "clicks": 256})
     >>> len(fields), fields.dims, fields.columns("ctr_7d")
@@ -84,46 +105,47 @@ class Fields:
         _check(self._fields)
         self.names: tuple[str, ...] = tuple(field.name for field in self._fields)
         self.widths: tuple[int, ...] = tuple(field.width for field in self._fields)
-        self.gates: tuple[int, ...] = _number_gates(
-            self._fields
-        )  # one a field or group, by first appearance
+        self.gates: tuple[int, ...] = _number_gates(self._fields)
         self._index = {name: index for index, name in enumerate(self.names)}
         self._starts = (0, *accumulate(self.widths))
 
     @property
     def dims(self) -> int:
-        """The number of columns of all fields together, D."""
+        """Return the number of columns of all fields together, D."""
         return self._starts[-1]
 
     def index(self, name: str) -> int:
-        """The position of the field called `name`."""
+        """Return the position of the field called `name`."""
         if name not in self._index:
             raise FieldError(f"There is no field {name!r}. {nearest(str(name), self.names)}")
         return self._index[name]
 
     def columns(self, name: str) -> slice:
-        """The columns that the field called `name` fills."""
+        """Return the columns of the field called `name`."""
         index = self.index(name)
         return slice(self._starts[index], self._starts[index + 1])
 
     def gates_of(self, columns: slice) -> slice:
-        """The gates of a block of columns; they are neighbours, being numbered by first appearance."""
+        """Return the gates of a block of columns, which are neighbours by their numbering."""
         if columns.start == 0 and columns.stop == self.dims:
             return slice(0, max(self.gates) + 1)
         if columns.start not in self._starts or columns.stop not in self._starts:
             raise FieldError(
                 f"Columns {columns.start} to {columns.stop} cut through a field. {self.describe()}"
             )
-        first, last = self._starts.index(columns.start), self._starts.index(columns.stop)
-        inside, outside = self.gates[first:last], self.gates[:first] + self.gates[last:]
+        first = self._starts.index(columns.start)
+        last = self._starts.index(columns.stop)
+        inside = self.gates[first:last]
+        outside = self.gates[:first] + self.gates[last:]
         if set(inside) & set(outside):
             raise FieldError(
-                f"A group has fields inside and outside the columns {columns.start} to {columns.stop}; it needs one place."
+                "A group has fields inside and outside the columns "
+                f"{columns.start} to {columns.stop}; it needs one place."
             )
         return slice(min(inside), max(inside) + 1)
 
     def per_dimension(self) -> "Fields":
-        """Each dimension as a field of its own.
+        """Return fields of width 1, one per dimension.
 
         >>> Fields({"age": 1, "clicks": 2}).per_dimension().names
         ('age', 'clicks[0]', 'clicks[1]')
@@ -131,33 +153,23 @@ class Fields:
         grouped = [field.name for field in self if field.group is not None]
         if grouped:
             raise FieldError(
-                f"Gates per dimension have no groups, but {grouped[0]!r} has one. Leave out one of the two."
+                f"Gates per dimension have no groups, but {grouped[0]!r} has one. "
+                "Leave out one of the two."
             )
-        return Fields(
-            [
-                Field(
-                    f.name if f.width == 1 else f"{f.name}[{place}]",
-                    1,
-                    (f.cost or 0.0) / f.width,
-                    f.protected,
-                )
-                for f in self
-                for place in range(f.width)
-            ]
-        )
+        return Fields([part for field in self for part in field._split()])
 
     def describe(self) -> str:
-        """Names and widths, for an error message."""
-        shown = ", ".join(f"{field.name} {field.width}" for field in self._fields[:6])
-        return f"Widths: {shown}{', ...' if len(self) > 6 else ''}."
+        """Return a sentence with names and widths, for an error message."""
+        shown = [f"{field.name} {field.width}" for field in self]
+        return f"Widths: {_first_of(shown, 6)}."
 
     def to_json(self) -> list[dict[str, Any]]:
-        """Plain records, one a field, in order; `from_json` reads them back."""
+        """Return plain records, one per field, in order; `from_json` reads them."""
         return [asdict(field) for field in self]
 
     @classmethod
     def from_json(cls, records: list[dict[str, Any]]) -> "Fields":
-        """The fields that `to_json` wrote."""
+        """Return the fields of the records that `to_json` has written."""
         try:
             return cls([Field(**record) for record in records])
         except TypeError as error:
@@ -184,35 +196,46 @@ class Fields:
         return hash(self._fields)
 
     def __repr__(self) -> str:
-        shown = ", ".join(f"{field.name!r}: {field.width}" for field in self._fields[:4])
-        return f"Fields({{{shown}{', ...' if len(self) > 4 else ''}}}: {len(self)} fields, {self.dims} dimensions)"
+        shown = [f"{field.name!r}: {field.width}" for field in self]
+        return f"Fields({{{_first_of(shown, 4)}}}: {len(self)} fields, {self.dims} dimensions)"
+
+
+def _first_of(entries: list[str], most: int) -> str:
+    """Return the first entries separated by commas, with dots where some are left out."""
+    if len(entries) > most:
+        entries = [*entries[:most], "..."]
+    return ", ".join(entries)
 
 
 def _check(fields: tuple[Field, ...]) -> None:
-    """Collect every problem of the list and raise them together."""
+    """Raise a FieldError with all problems of a list of fields together."""
     if not fields:
         raise FieldError(
-            "Expected at least one field, but the list is empty. Give name -> width for each input feature."
+            "Expected at least one field, but the list is empty. "
+            "Give name -> width for each input feature."
         )
-    strangers = [field for field in fields if not isinstance(field, Field)]
-    if strangers:
-        raise FieldError(
-            f"Expected tl.Field objects or a dict name -> width, but found {strangers[0]!r}."
-        )
-    problems = [problem for field in fields for problem in field.problems()]
-    names = [field.name for field in fields if isinstance(field.name, str)]
-    problems += [
-        f"the name {name!r} is used {names.count(name)} times"
-        for name in dict.fromkeys(names)
-        if names.count(name) > 1
-    ]
+    problems = []
+    for field in fields:
+        if not isinstance(field, Field):
+            raise FieldError(
+                f"Expected tl.Field objects or a dict name -> width, but found {field!r}."
+            )
+        problems += field.problems()
+    names = Counter(field.name for field in fields if isinstance(field.name, str))
+    for name, times in names.items():
+        if times > 1:
+            problems.append(f"the name {name!r} is used {times} times")
     if problems:
         raise FieldError("These fields cannot be used: " + "; ".join(problems) + ".")
 
 
 def _number_gates(fields: tuple[Field, ...]) -> tuple[int, ...]:
+    """Return the number of each field's gate; fields of one group have the same."""
     numbers: dict[tuple[str, str], int] = {}
-    keys = [
-        ("field", field.name) if field.group is None else ("group", field.group) for field in fields
-    ]
-    return tuple(numbers.setdefault(key, len(numbers)) for key in keys)
+    gates = []
+    for field in fields:
+        owner = ("field", field.name)
+        if field.group is not None:
+            owner = ("group", field.group)
+        gates.append(numbers.setdefault(owner, len(numbers)))
+    return tuple(gates)

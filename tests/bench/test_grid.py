@@ -6,7 +6,7 @@ from torchleap import TorchleapError
 from torchleap.bench import Grid, Recipe
 from torchleap.bench.grid import ALSO, PUBLISHED
 from torchleap.methods import METHODS, Lasso, LeAPMethod, Permutation
-from torchleap.models import MODELS, benchmark
+from torchleap.models import BACKBONES, benchmark
 from torchleap.training.fit import Training
 
 from .tiny import TINY
@@ -109,7 +109,7 @@ def test_a_word_may_stand_for_a_list_and_groups_for_their_members(load):
     assert ([recipe.name for recipe in grid.data], tuple(grid.methods), list(grid.models)) == (
         ["truth@3"],
         PUBLISHED,
-        list(MODELS),
+        list(BACKBONES),
     )
     assert Grid.of(["census"], ["permutation", "permutation_sample"]).methods == {
         "permutation": Permutation(),

@@ -1,6 +1,7 @@
 """Real processes for tests: each rank runs one function of the test's module.
 
-They are forked from a server that has imported torch and the tests once: an import takes seconds, and there are many ranks.
+They are forked from a server that has imported torch and the tests once, because an import takes
+seconds and there are many ranks.
 """
 
 import os
@@ -18,13 +19,13 @@ import torch
 
 WAIT = 20.0  # seconds that a rank waits for the others
 ROOT = Path(__file__).parents[2]
-TESTS = ("gates", "lost", "scale", "sharded", "streaming", "train")
+TESTS = ("fit", "gates", "lost", "ranks", "scale", "sharded", "stream")
 SERVER = get_context("forkserver")
 SERVER.set_forkserver_preload([f"{__package__}.test_{name}" for name in TESTS])
 
 
 class Rank:
-    """A process."""
+    """A process that runs a function as one rank of a job."""
 
     def __init__(
         self,
@@ -34,9 +35,9 @@ class Rank:
         port: int,
         wait: float,
     ) -> None:
-        self.told = folder / f"told-{os.getpid()}-{time.monotonic_ns()}"
+        self.printed = folder / f"printed-{os.getpid()}-{time.monotonic_ns()}"
         self.process = SERVER.Process(
-            target=_run, args=(function, folder, settings, port, wait, self.told)
+            target=_run, args=(function, folder, settings, port, wait, self.printed)
         )
         self.process.start()
 
@@ -51,16 +52,16 @@ class Rank:
         return self.process.exitcode
 
     def end(self, within: float) -> tuple[int, str]:
-        """Exit code and standard error."""
+        """Return its exit code and the text that it printed."""
         self.process.join(within)
         code = self.process.exitcode
-        assert code is not None, f"still there after {within} s: {self._text()}"
+        assert code is not None, f"still running after {within} s: {self._text()}"
         text = self._text()
-        self.told.unlink(missing_ok=True)
+        self.printed.unlink(missing_ok=True)
         return code, text
 
     def _text(self) -> str:
-        return self.told.read_text(errors="replace") if self.told.exists() else ""
+        return self.printed.read_text(errors="replace") if self.printed.exists() else ""
 
 
 def _run(
@@ -69,9 +70,9 @@ def _run(
     settings: dict[str, str],
     port: int,
     wait: float,
-    told: Path,
+    printed: Path,
 ) -> None:
-    with told.open("w") as file:
+    with printed.open("w") as file:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
     sys.stdout, sys.stderr = (
@@ -95,7 +96,7 @@ def _run(
 def start(
     function: Callable[..., None], folder: Path, *, ranks: int = 2, wait: float = WAIT
 ) -> list[Rank]:
-    """Start `function(folder)` as so many ranks of one gloo job."""
+    """Start `function(folder)` on each rank of one gloo job."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     return [
@@ -105,7 +106,7 @@ def start(
 
 
 def finish(processes: Sequence[Rank], *, within: float = 120.0) -> list[tuple[int, str]]:
-    """Exit code and standard error of each rank; none may hang."""
+    """Return the exit code and the printed text of each rank; none may hang."""
     try:
         return [process.end(within) for process in processes]
     finally:
@@ -116,12 +117,12 @@ def finish(processes: Sequence[Rank], *, within: float = 120.0) -> list[tuple[in
 def run(
     function: Callable[..., None], folder: Path, *, ranks: int = 2, wait: float = WAIT
 ) -> list[Any]:
-    """Run it to its end; what each rank has saved to `folder/RANK.pt`."""
+    """Run it to its end, and return the value that each rank has saved with `keep`."""
     for code, text in finish(start(function, folder, ranks=ranks, wait=wait)):
         assert code == 0, text
     return [torch.load(folder / f"{rank}.pt", weights_only=True) for rank in range(ranks)]
 
 
 def keep(folder: Path, value: Any) -> None:
-    """Save what `run` returns of this rank."""
+    """Save the value that `run` returns for this rank."""
     torch.save(value, folder / f"{os.environ['RANK']}.pt")

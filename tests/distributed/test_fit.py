@@ -199,7 +199,7 @@ def test_a_full_disk_leaves_the_checkpoint_before(tmp_path: Path) -> None:
     assert (code, other_code) == (1, 1)
     assert "cannot be written" in text
     assert "The one before is complete. Then start again." in text
-    assert "Rank 0 could not go on" in other
+    assert "Rank 0 could not continue" in other
     assert torch.load(tmp_path / "run.ckpt", weights_only=True)["run"]["step"] == 4
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith((".run", "run"))] == [
         "run.ckpt"

@@ -1,4 +1,4 @@
-"""A rank that is killed outside of a training: the others end with a RankError, wherever they are."""
+"""A rank is killed outside of a training: the others end with a RankError, wherever they are."""
 
 import os
 import signal
@@ -43,10 +43,10 @@ def statistics() -> None:
 SENT: dict[str, Callable[[], object]] = {
     "total": lambda: ranks.total(torch.ones(2)),
     "average": lambda: ranks.average(torch.ones(2)),
-    "share": lambda: ranks.broadcast(torch.ones(2)),
+    "broadcast": lambda: ranks.broadcast(torch.ones(2)),
     "from_first": lambda: ranks.from_first(3),
-    "gathered": lambda: ranks.gathered(torch.ones(2)),
-    "meet": ranks.barrier,
+    "all_gather": lambda: ranks.all_gather(torch.ones(2)),
+    "barrier": ranks.barrier,
     "first_before_others": first,
     "statistics": statistics,
 }
@@ -65,7 +65,7 @@ def every_exchange(folder: Path) -> None:
         (folder / name).touch()
 
 
-def test_whatever_ranks_send_each_other_says_that_another_one_is_gone(tmp_path: Path) -> None:
+def test_every_collective_reports_that_another_rank_is_lost(tmp_path: Path) -> None:
     (code, text), (killed, _) = finish(start(every_exchange, tmp_path))
     assert (code, killed) == (0, -signal.SIGKILL), text
     assert {path.name for path in tmp_path.iterdir()} >= set(SENT)
@@ -86,7 +86,7 @@ def in_first_work(folder: Path) -> None:
 
 
 def decided(folder: Path, stage: str) -> None:
-    def tell(name: str) -> None:
+    def on_stage(name: str) -> None:
         if name == stage and ranks.rank() == 1:
             die()
 
@@ -98,7 +98,7 @@ def decided(folder: Path, stage: str) -> None:
             training=TRAINING,
             method="permutation",
             share=0.5,
-            on_stage=tell,
+            on_stage=on_stage,
         )
 
 
@@ -119,7 +119,7 @@ def in_resume(folder: Path) -> None:
         die()
     checkpoints.load(
         latest, {"a": torch.ones(2)}
-    )  # the checkpoint is good, and nobody may say otherwise
+    )  # the checkpoint is good, and no error may blame it
 
 
 @pytest.mark.parametrize(
@@ -128,9 +128,9 @@ def in_resume(folder: Path) -> None:
 def test_a_rank_that_is_killed_outside_of_a_training_ends_the_others(
     tmp_path: Path, place: Callable[[Path], None]
 ) -> None:
-    told = finish(start(place, tmp_path))
-    assert sorted(code for code, _ in told) == [-signal.SIGKILL, 1]
-    (text,) = [text for code, text in told if code == 1]
+    ended = finish(start(place, tmp_path))
+    assert sorted(code for code, _ in ended) == [-signal.SIGKILL, 1]
+    (text,) = [text for code, text in ended if code == 1]
     assert (
         text.strip().splitlines()[-1].startswith("torchleap.distributed.ranks.RankError: Rank ")
     ), text

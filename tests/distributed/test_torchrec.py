@@ -180,14 +180,14 @@ def test_an_awaitable_that_was_waited_for_is_gated_at_once_and_others_keep_the_o
 
 @pytest.mark.parametrize("weighted", [False, True])
 def test_rows_of_a_jagged_batch_are_taken_with_all_their_ids(weighted):
-    whole = jagged(WIDTHS, 9, weighted=weighted)
+    everything = jagged(WIDTHS, 9, weighted=weighted)
     chosen = torch.tensor([[4, 4, 0], [8, 1, 2], [0, 0, 0], [3, 2, 1]])
-    part = take_rows(whole, chosen)
+    part = take_rows(everything, chosen)
     assert part.stride() == 3
     for place, name in enumerate(WIDTHS):
         for new, old in enumerate(chosen[place].tolist()):
             for found, expected in zip(
-                part.bags()[name][new], whole.bags()[name][old], strict=True
+                part.bags()[name][new], everything.bags()[name][old], strict=True
             ):
                 assert (found is None and expected is None) or torch.equal(found, expected)
 
@@ -289,7 +289,7 @@ def test_ids_cannot_be_gated_and_a_sharded_collection_needs_fields():
     assert not list(model._forward_pre_hooks)
 
 
-def test_an_example_tells_the_fields_of_a_sharded_collection():
+def test_an_example_gives_the_fields_of_a_sharded_collection():
     model = Model()
     model.tables = Sharded(model.tables)
     plugin = tl.attach(model, at=TABLES, side="output", example=batch(4))
@@ -325,7 +325,7 @@ def test_held_out_rows_teach_the_gates_and_send_no_gradient_to_the_tables():
     optimizer, before = plugin.optimizer(), plugin.gates.theta.detach().clone()
     with plugin.held_out():
         for parameter in model.tables.parameters():
-            parameter.requires_grad_(True)  # as those of a sharded table do, whatever they are told
+            parameter.requires_grad_(True)  # as those of a sharded table do, whatever is set
         dense, sparse = batch()
         model(dense, sparse).square().mean().backward()
         optimizer.step()
@@ -501,7 +501,7 @@ def test_where_code_cannot_be_followed_constants_are_fed_and_tables_go():
     )
 
 
-def test_code_that_is_not_followed_receives_a_whole_keyed_tensor():
+def test_code_that_is_not_followed_receives_a_complete_keyed_tensor():
     class Decides(nn.Module):
         def __init__(self):
             super().__init__()

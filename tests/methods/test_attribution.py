@@ -77,7 +77,7 @@ def plainly_shuffled(model, task, rows, name, order):
 
 BACKBONES = st.builds(
     lambda name, hidden, norm: models.named(name, {"hidden": hidden, "batch_norm": norm}),
-    st.sampled_from(list(models.MODELS)),
+    st.sampled_from(list(models.BACKBONES)),
     st.sampled_from([(), (5,), (16, 8)]),
     st.booleans(),
 )

@@ -93,7 +93,7 @@ def test_no_memory_is_an_error_with_a_cure():
 
 
 def test_a_garbage_collection_within_the_pool_does_no_harm(heap):
-    """It ends a tensor while the pool holds its lock; the block comes back with the next request."""
+    """It ends a tensor while the pool holds its lock; the next request gets the block."""
 
     class Cycle:
         pass

@@ -43,17 +43,17 @@ def test_every_row_appears_once(seed, gates, rows, step, shuffle):
 @pytest.mark.parametrize("shuffle", SCHEMES)
 def test_permutations_are_a_function_of_seed_gate_and_step(shuffle):
     steps = torch.tensor([3, 3, 4])
-    whole = draw(1, steps, shuffle).permutations(50)
+    every = draw(1, steps, shuffle).permutations(50)
     torch.rand(7)  # whatever else draws
-    assert torch.equal(whole, draw(1, steps, shuffle).permutations(50))
-    assert torch.equal(whole[1:2], draw(1, steps[1:2], shuffle, first_gate=1).permutations(50))
-    assert not torch.equal(whole[0], whole[1])
-    assert not torch.equal(whole, draw(2, steps, shuffle).permutations(50))
-    assert not torch.equal(whole, draw(1, steps + 1, shuffle).permutations(50))
+    assert torch.equal(every, draw(1, steps, shuffle).permutations(50))
+    assert torch.equal(every[1:2], draw(1, steps[1:2], shuffle, first_gate=1).permutations(50))
+    assert not torch.equal(every[0], every[1])
+    assert not torch.equal(every, draw(2, steps, shuffle).permutations(50))
+    assert not torch.equal(every, draw(1, steps + 1, shuffle).permutations(50))
 
 
 def test_uniform_permutations_are_uniform():
-    """All 24 orders of 4 rows, equally often: chi-square with 23 degrees of freedom, 49.7 is the 0.1 % point."""
+    """All 24 orders of 4 rows are equally likely: 49.7 is the 0.1 % point of chi-square (23)."""
     order = draw(7, torch.arange(24_000)).permutations(4)
     code = (order * torch.tensor([64, 16, 4, 1])).sum(1)
     counts = code.unique(return_counts=True)[1].double()
@@ -89,7 +89,7 @@ def correlation(a, b):
 
 @pytest.mark.parametrize("shuffle", SCHEMES)
 def test_permutations_of_different_gates_and_steps_are_independent(shuffle):
-    """Where gate 0 sends a row says nothing about where gate 1 does, nor the next step: correlations within 4 sigma of 0."""
+    """Where a gate sends a row is not correlated with another gate or the next step (4 sigma)."""
     rows = 200
     now = torch.cat(
         [draw(0, [5 + 2 * i, 5 + 2 * i], shuffle).permutations(rows) for i in range(150)]
@@ -108,10 +108,10 @@ def test_permutations_of_different_gates_and_steps_are_independent(shuffle):
 @pytest.mark.parametrize("shuffle", SCHEMES)
 @pytest.mark.parametrize("ordered", [False, True])
 def test_a_shuffled_field_has_lost_its_tie_to_the_label_and_to_other_fields(shuffle, ordered):
-    """Two equal fields that decide the label: afterwards both correlations are those of independent columns, in any row order.
+    """Two equal fields that decide the label are as independent columns afterwards, in any order.
 
-    With n rows and independent columns a correlation has a standard deviation of 1 / sqrt(n - 1); over many steps its mean
-    square must be 1 / (n - 1).
+    With n rows and independent columns a correlation has a standard deviation of
+    1 / sqrt(n - 1); over many steps its mean square must be 1 / (n - 1).
     """
     rows, steps = 256, 400
     label = torch.randn(rows, generator=torch.Generator().manual_seed(0))

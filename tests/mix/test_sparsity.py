@@ -9,9 +9,10 @@ from torchleap.mix.sparsity import most_common
 
 
 def by_counting(block):
-    """Share and spread of one field, row by row: the first half finds the value, the second counts it.
+    """Return fraction and spread of one field, row by row.
 
-    Nothing where two values are equally common in the first half.
+    The first half finds the value, the second counts it. None where two values are equally common
+    in the first half.
     """
     rows, width = block.shape
     half = max(1, rows // 2)
@@ -55,7 +56,7 @@ def test_constant_dense_and_sparse_fields():
 
 
 def test_the_most_common_of_many_rare_values_is_rare():
-    """Counted where it was found, the most common of 1,000 equally common ids would seem to fill 1 % of the rows and more."""
+    """Counted where it was found, one of 1,000 equally common ids would seem to fill 1 %."""
     shares = [
         most_common(torch.randint(1000, (256, 1)).float(), torch.zeros(1, dtype=torch.int64), 1)[0]
         for _ in range(200)

@@ -1,4 +1,4 @@
-"""The Triton kernel without a GPU: its results in Triton's interpreter, and that it compiles for a real one.
+"""The Triton kernel without a GPU: its results in the interpreter, and that it compiles for one.
 
 `make test-triton` runs both, each in a process of its own, in an environment that has Triton.
 """

@@ -13,8 +13,7 @@ import torchleap as tl
 from tests.data.frames import log
 from torchleap import models
 from torchleap.models import inputs as inputs_module
-from torchleap.models.backbones import Crosses, Products
-from torchleap.models.layers import FieldVectors, pair_sum
+from torchleap.models.layers import Crosses, FieldVectors, Pairs, Products
 from torchleap.selection import select
 
 
@@ -64,7 +63,7 @@ def test_tables_are_sparse_where_they_are_large(task, monkeypatch):
     assert layer.tables["4"].weight.grad.is_sparse
 
 
-@pytest.mark.parametrize("name", models.MODELS)
+@pytest.mark.parametrize("name", models.BACKBONES)
 @pytest.mark.parametrize("kind", ["task", "alike"])
 def test_every_backbone_gives_log_odds_and_trains_all_its_weights(name, kind, request):
     task = request.getfixturevalue(kind)
@@ -83,7 +82,7 @@ def test_every_backbone_gives_log_odds_and_trains_all_its_weights(name, kind, re
     assert loss < 0.69
 
 
-@pytest.mark.parametrize("name", models.MODELS)
+@pytest.mark.parametrize("name", models.BACKBONES)
 def test_every_backbone_is_gated_and_pruned_exactly(name, task):
     torch.manual_seed(0)
     model = models.build(name, task)
@@ -123,9 +122,11 @@ def test_the_rows_of_a_dropped_field_leave_the_table_that_it_shares(task):
 )
 def test_any_widths_fit_every_backbone(widths, rows):
     fields = tl.Fields({f"f{i}": width for i, width in enumerate(widths)})
-    for name in models.MODELS:
-        net = models.benchmark(name).net(fields)
-        assert net(torch.randn(rows, fields.dims)).shape == (rows,), name
+    x = torch.randn(rows, fields.dims)
+    for name in models.BACKBONES:
+        backbone = models.benchmark(name)
+        assert backbone.net(fields)(x).shape == (rows,), name
+        assert backbone.net(fields, outputs=3)(x).shape == (rows, 3), name
 
 
 def test_vectors_of_fields_are_projected_one_by_one():
@@ -147,8 +148,9 @@ def test_products_of_pairs_are_those_of_the_definition():
     vectors = torch.randn(3, 5, 4, dtype=torch.float64)
     pairs = list(itertools.combinations(range(5), 2))
     expected = sum((vectors[:, i] * vectors[:, j]).sum(1) for i, j in pairs)
-    assert torch.allclose(pair_sum(vectors)[:, 0], expected)
-    layer = Products(FieldVectors(tl.Fields(dict.fromkeys("abcde", 4)), 4), 2).double()
+    as_they_are = FieldVectors(tl.Fields(dict.fromkeys("abcde", 4)), 4)
+    assert torch.allclose(Pairs(as_they_are)(vectors.flatten(1))[:, 0], expected)
+    layer = Products(as_they_are, 2).double()
     weighed = vectors * layer.weigh(vectors.mean(2)).unsqueeze(2)
     wanted = [(x[:, i] @ layer.weight[i]) * x[:, j] for x in (vectors, weighed) for i, j in pairs]
     assert torch.allclose(layer(vectors.flatten(1)), torch.cat(wanted, dim=1))
@@ -160,6 +162,22 @@ def test_cross_layers_are_those_of_the_definition():
     second = x * (first @ layer.layers[1].weight.T + layer.layers[1].bias) + first
     assert torch.allclose(layer(x), second, atol=1e-6)
     assert Crosses(6, 2, 2)(x).shape == (3, 6)
+
+
+def test_several_outputs_of_the_factorisation_machine_differ_by_row():
+    pairs = Pairs(FieldVectors(tl.Fields({"a": 4, "b": 4}), 4), outputs=3)
+    x = torch.randn(5, 8)
+    expected = (x[:, :4] * x[:, 4:]) @ pairs.head.weight.T + pairs.head.bias
+    assert torch.allclose(pairs(x), expected, atol=1e-6)
+
+
+def test_every_backbone_trains_several_outputs():
+    fields = tl.Fields({"a": 4, "b": 1, "c": 2})
+    x, label = torch.randn(64, 7), torch.randint(3, (64,))
+    for name in models.BACKBONES:
+        net = models.named(name).net(fields, outputs=3)
+        nn.functional.cross_entropy(net(x), label).backward()
+        assert all(parameter.grad is not None for parameter in net.parameters()), name
 
 
 def test_names_stand_for_objects_and_unknown_ones_are_refused():

@@ -13,7 +13,7 @@ ROOT = Path(__file__).parent.parent.parent
 
 def has_compiler():
     try:
-        build._compiler()
+        build._find_compiler()
     except OSError:
         return False
     return True
@@ -22,15 +22,17 @@ def has_compiler():
 @pytest.mark.skipif(not has_compiler(), reason="no C compiler")
 def test_the_kernel_compiles_and_loads(tmp_path):
     built = build.build(tmp_path)
-    assert build.library("baseline", tmp_path) in built
+    assert build.library_path("baseline", tmp_path) in built
     assert sorted(tmp_path.iterdir()) == sorted(built)  # nothing half-made beside them
     assert (
-        library.Library(ctypes.CDLL(str(build.library("baseline", tmp_path))), "baseline").level
+        library.Library(
+            ctypes.CDLL(str(build.library_path("baseline", tmp_path))), "baseline"
+        ).level
         == "baseline"
     )
 
 
-def test_without_a_compiler_the_reason_is_said(tmp_path, monkeypatch):
+def test_without_a_compiler_the_reason_is_reported(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("CC", raising=False)
     with pytest.raises(OSError, match="no C compiler: install gcc or clang, or name one in CC"):
@@ -59,12 +61,14 @@ def test_a_library_of_another_version_is_not_used(tmp_path, monkeypatch):
     with pytest.raises(OSError, match="it has interface 0, but 4 is expected"):
         library.Library(Old(), "baseline")
     (tmp_path / "_kernel_baseline.so").write_bytes(b"not a library")
-    monkeypatch.setattr(build, "library", lambda level: tmp_path / f"_kernel_{level}.so")
-    assert "cannot be loaded" in library.load.__wrapped__()
+    monkeypatch.setattr(build, "library_path", lambda level: tmp_path / f"_kernel_{level}.so")
+    found, reason = library._search.__wrapped__()
+    assert found is None
+    assert "cannot be loaded" in reason
 
 
 def test_the_package_installs_without_a_compiler(tmp_path):
-    """The wheel is built all the same, as pure Python, and the build says why."""
+    """The wheel is built all the same, as pure Python, and the build reports the reason."""
     pytest.importorskip(
         "hatchling", reason="hatchling builds the package; it is not installed here"
     )

@@ -1,4 +1,4 @@
-"""What two ranks do in tests/torchrec/test_sharded.py; each writes what it saw into the folder that it is given.
+"""The work of two ranks in tests/torchrec/test_sharded.py; each writes its results into a folder.
 
 torchrun --nproc-per-node=2 tests/torchrec/ranks.py SCENARIO FOLDER
 """
@@ -120,14 +120,14 @@ def train(sharded, plugin, steps=6):
 
 
 def gathered(sharded):
-    """All weights, whole, on both ranks."""
+    """Return all weights, complete, on both ranks."""
     found = {}
     for name, tensor in sharded.state_dict().items():
         if hasattr(tensor, "local_shards"):
-            whole = torch.zeros(tensor.size())
-            tensor.gather(dst=0, out=whole if dist.get_rank() == 0 else None)
-            dist.broadcast(whole, src=0)
-            found[name] = whole
+            complete = torch.zeros(tensor.size())
+            tensor.gather(dst=0, out=complete if dist.get_rank() == 0 else None)
+            dist.broadcast(complete, src=0)
+            found[name] = complete
         else:
             found[name] = tensor.detach().clone()
     return found

@@ -1,4 +1,4 @@
-"""The real classes of TorchRec in one process; tests/distributed/test_torchrec.py has more, with stand-ins."""
+"""The real classes of TorchRec in one process; tests/distributed/test_torchrec.py has stand-ins."""
 
 import copy
 
@@ -113,13 +113,13 @@ def test_names_of_features_of_several_tables_are_torchrecs():
 
 @pytest.mark.parametrize("weighted", [False, True])
 def test_rows_of_a_jagged_batch_are_looked_up_as_before(weighted):
-    tables, whole = (
+    tables, everything = (
         EmbeddingBagCollection(tables=configs(), is_weighted=weighted),
         jagged(9, weighted=weighted),
     )
     chosen = torch.tensor([3, 3, 8, 0])
     assert torch.equal(
-        tables(keyed.take_rows(whole, chosen)).values(), tables(whole).values()[chosen]
+        tables(keyed.take_rows(everything, chosen)).values(), tables(everything).values()[chosen]
     )
 
 
@@ -240,5 +240,8 @@ def test_torchrec_is_not_imported_by_torchleap():
     import subprocess
     import sys
 
-    code = "import torchleap, sys; assert not [m for m in sys.modules if m.startswith(('torchrec', 'fbgemm'))]"
+    code = (
+        "import torchleap, sys; "
+        "assert not [m for m in sys.modules if m.startswith(('torchrec', 'fbgemm'))]"
+    )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -1,4 +1,4 @@
-"""LazyAdam does what Adam does with dense gradients, to every row, whatever the batches read."""
+"""LazyAdam does to every row what Adam does with dense gradients, whatever the batches read."""
 
 import copy
 
@@ -15,10 +15,10 @@ from torchleap.training.lazy_adam import LazyAdam
 
 @pytest.fixture(params=["native", "torch"])
 def way(request, monkeypatch):
-    """The native kernel, and what there is without one."""
+    """The native kernel, and plain PyTorch."""
     if request.param == "torch":
         monkeypatch.setattr(torchleap.training.lazy_adam, "_is_native", lambda weight: False)
-    elif torchleap.training.lazy_adam._functions() is None:
+    elif torchleap.training.lazy_adam._native() is None:
         pytest.skip("the native kernel is not compiled")
 
 
@@ -123,11 +123,11 @@ def test_rows_are_up_to_date_when_they_are_read_between_steps(way):
     assert torch.allclose(dense.weight, sparse.weight, atol=1e-4)
 
 
-def test_it_goes_on_from_its_state_bit_for_bit(way):
+def test_it_resumes_from_its_state_bit_for_bit(way):
     ids = batches(40, 40, 5, 1)
-    _, whole = twins(40, 4)
-    lazy = LazyAdam([whole], lr=1e-2)
-    train(whole, lazy, ids)
+    _, full = twins(40, 4)
+    lazy = LazyAdam([full], lr=1e-2)
+    train(full, lazy, ids)
     lazy.settle()
     _, half = twins(40, 4)
     first = LazyAdam([half], lr=1e-2)
@@ -139,7 +139,7 @@ def test_it_goes_on_from_its_state_bit_for_bit(way):
     second.load_state_dict(saved[1])
     train(again, second, ids[25:])
     second.settle()
-    assert torch.equal(again.weight, whole.weight)
+    assert torch.equal(again.weight, full.weight)
 
 
 def test_bags_and_shared_weights(way):

@@ -10,7 +10,7 @@ from .._common.errors import TorchleapError, nearest
 from .._common.plain import read_toml
 from ..methods import METHODS, Method, Permutation
 from ..methods import named as method_named
-from ..models import MODELS, Backbone, benchmark
+from ..models import BACKBONES, Backbone, benchmark
 from ..training.fit import Training
 from . import sets
 from .sets import DataSet, Recipe
@@ -159,7 +159,7 @@ def _methods(given: str | Sequence[str]) -> dict[str, Method]:
 
 
 def _models(given: str | Sequence[str]) -> dict[str, Backbone]:
-    return {name: benchmark(name) for name in _words(given, {"all": list(MODELS)})}
+    return {name: benchmark(name) for name in _words(given, {"all": list(BACKBONES)})}
 
 
 def _words(given: str | Sequence[str], groups: Mapping[str, list[str]]) -> list[str]:

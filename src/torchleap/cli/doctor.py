@@ -47,9 +47,10 @@ def examine() -> dict[str, dict[str, Any]]:
     """Everything that explains why it runs as it does here."""
     import torch
 
-    from ..mix import choose, native
+    from ..mix import choose
+    from ..native import library
 
-    kernel = native.load()
+    kernel = library.load()
     return {
         "versions": {
             "torchleap": version("torchleap"),
@@ -58,7 +59,7 @@ def examine() -> dict[str, dict[str, Any]]:
         },
         "speed": {
             "mixing": choose(torch.zeros(2, 2)),
-            "native kernel": kernel if isinstance(kernel, str) else kernel.level,
+            "native kernel": library.obstacle() if kernel is None else kernel.level,
             "threads": torch.get_num_threads(),
             "cores": os.cpu_count(),
             "processor": torch.backends.cpu.get_cpu_capability(),

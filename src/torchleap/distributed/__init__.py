@@ -1,1 +1,1 @@
-"""Several ranks: collectives, FSDP2 and TorchRec."""
+"""Training on several ranks: collectives (`ranks`), FSDP2 (`fsdp`) and TorchRec (`torchrec`)."""

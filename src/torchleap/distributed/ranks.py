@@ -1,8 +1,12 @@
-"""Ranks: the processes of one job, as torchrun starts them. A single process is the only rank, and nothing is sent."""
+"""Ranks: the processes of one job, as torchrun starts them, and the collectives among them.
+
+A single process is the only rank: every function then returns at once and sends nothing, so
+callers do not depend on the number of ranks.
+"""
 
 import gc
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import Any, TypeVar
@@ -15,52 +19,84 @@ from .._common.checks import is_number
 from .._common.errors import TorchleapError
 from .._common.text import first_line
 
-TIMEOUT = "TORCHLEAP_TIMEOUT"  # seconds, in the environment, which torchrun hands on to every rank
+TIMEOUT = "TORCHLEAP_TIMEOUT"  # seconds, in the environment, which torchrun passes to every rank
 AGAIN = "Start the job again."
+LOST = (
+    "connection closed by peer",
+    "connection reset",
+    "timed out",
+    "timeout",
+    "broken pipe",
+    "aborted",
+    "closed the conn",
+)
 Value = TypeVar("Value")
 
 
 class RankError(TorchleapError):
-    """Another rank is gone, or did not answer in time."""
+    """Another rank has died, or did not answer in time."""
+
+
+# The job
 
 
 def count(group: Any = None) -> int:
-    """How many ranks there are."""
-    return dist.get_world_size(group) if dist.is_available() and dist.is_initialized() else 1
+    """Return the number of ranks.
+
+    >>> count()
+    1
+    """
+    if dist.is_available() and dist.is_initialized():
+        return dist.get_world_size(group)
+    return 1
 
 
 def rank(group: Any = None) -> int:
-    """Which of them this process is."""
-    return dist.get_rank(group) if dist.is_available() and dist.is_initialized() else 0
+    """Return the number of this rank, from 0."""
+    if dist.is_available() and dist.is_initialized():
+        return dist.get_rank(group)
+    return 0
+
+
+def is_distributed(group: Any = None) -> bool:
+    """Return whether there are other ranks."""
+    return count(group) > 1
 
 
 def is_first() -> bool:
-    """Whether this is the rank that writes."""
+    """Return whether this is the rank that writes."""
     return rank() == 0
+
+
+def shard() -> tuple[int, int]:
+    """Return the part of the data that belongs to this rank: its number, and the number of parts.
+
+    >>> shard()
+    (0, 1)
+    """
+    return rank(), count()
 
 
 @contextmanager
 def joined(timeout: float | None = None) -> Iterator[None]:
-    """Within this context the processes that torchrun has started are ranks of one job; without torchrun nothing happens.
+    """Join the processes that torchrun has started into one job, within this context.
+
+    Without torchrun, or in a job that has been joined already, nothing happens.
 
     Args:
-        timeout: Seconds that a rank waits for the others; None is what TORCHLEAP_TIMEOUT says, or 600.
+        timeout: The seconds that a rank waits for the others; None stands for the environment
+            variable TORCHLEAP_TIMEOUT, or 600 where it is not set.
     """
     if "LOCAL_RANK" not in os.environ or dist.is_initialized():
         yield
         return
-    seconds = _timeout() if timeout is None else timeout
-    device = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
-    backend = (
-        "gloo"
-        if device is None
-        else f"cpu:gloo,{device.type}:{dist.get_default_backend_for_device(device)}"
-    )
+    seconds = _timeout_setting() if timeout is None else timeout
     try:
-        dist.init_process_group(backend, timeout=timedelta(seconds=seconds))
+        dist.init_process_group(_backend(), timeout=timedelta(seconds=seconds))
     except (RuntimeError, dist.DistError) as error:
         raise RankError(
-            f"The ranks of the job did not find each other within {seconds:g} s: {first_line(error)}. {AGAIN}"
+            f"The ranks of the job did not find each other within {seconds:g} s: "
+            f"{first_line(error)}. {AGAIN}"
         ) from error
     try:
         with explained():
@@ -69,18 +105,21 @@ def joined(timeout: float | None = None) -> Iterator[None]:
         error.add_note(f"on rank {rank()} of {count()}")
         raise
     finally:
-        gc.collect()  # models in cycles hold the group; if they outlive it, the process may abort at its end
+        gc.collect()  # models in reference cycles hold the group; if they outlive it, it may abort
         dist.destroy_process_group()
 
 
-def timeout() -> timedelta:
-    """How long a rank of this job waits for the others."""
-    assert dist.group.WORLD is not None
-    found: timedelta = dist.group.WORLD._get_backend(torch.device("cpu")).options._timeout
-    return found
+def _backend() -> str:
+    """Return the backend of the process group: gloo, and the accelerator's own."""
+    if not torch.accelerator.is_available():
+        return "gloo"
+    device = torch.accelerator.current_accelerator()
+    assert device is not None
+    return f"cpu:gloo,{device.type}:{dist.get_default_backend_for_device(device)}"
 
 
-def _timeout() -> float:
+def _timeout_setting() -> float:
+    """Return the seconds that the environment variable sets."""
     given = os.environ.get(TIMEOUT, "600")
     try:
         seconds = float(given)
@@ -93,12 +132,25 @@ def _timeout() -> float:
     return seconds
 
 
+def timeout() -> timedelta:
+    """Return how long a rank of this job waits for the others."""
+    assert dist.group.WORLD is not None
+    found: timedelta = dist.group.WORLD._get_backend(torch.device("cpu")).options._timeout
+    return found
+
+
+# Lost ranks
+
+
 @contextmanager
 def explained(cure: str = AGAIN) -> Iterator[None]:
-    """Raise a RankError if another rank is gone: one sentence, and what to do.
+    """Raise a RankError, one sentence with the cure, if another rank is lost within this context.
 
-    All that ranks send each other goes through it. What is sent knows no better cure than to start again; a training around
-    it names the checkpoint.
+    All collectives of this module run within it. They know no better cure than to start again; a
+    training loop around them names the checkpoint.
+
+    Args:
+        cure: The last sentence of the message, in place of "Start the job again."
     """
     try:
         yield
@@ -107,7 +159,7 @@ def explained(cure: str = AGAIN) -> Iterator[None]:
             raise
         raise RankError(str(error).removesuffix(AGAIN) + cure) from error.__cause__
     except (RuntimeError, dist.DistError) as error:
-        if count() == 1 or not is_of_another_rank(error):
+        if not is_distributed() or not is_of_another_rank(error):
             raise
         raise RankError(
             f"Rank {rank()} of {count()} has lost another one: {first_line(error)}. {cure}"
@@ -115,7 +167,7 @@ def explained(cure: str = AGAIN) -> Iterator[None]:
 
 
 def raise_if_lost(error: BaseException) -> None:
-    """Raise a RankError if an error says that another rank is gone: a checkpoint, say, is not to blame for it."""
+    """Raise a RankError if an error means that another rank is lost, and so has no other cause."""
     if isinstance(error, RankError):
         raise error
     with explained():
@@ -124,63 +176,75 @@ def raise_if_lost(error: BaseException) -> None:
 
 
 def is_of_another_rank(error: Exception) -> bool:
-    """Whether it says that another rank is gone or silent."""
-    words = (
-        "connection closed by peer",
-        "connection reset",
-        "timed out",
-        "timeout",
-        "broken pipe",
-        "aborted",
-        "closed the conn",
-    )
-    told = str(error).lower()
-    named = "gloo" in told or "nccl" in told
-    return (
-        isinstance(error, dist.DistError)
-        or "pair closure" in told
-        or (named and any(word in told for word in words))
-    )
+    """Return whether an error of PyTorch means that another rank has died or does not answer."""
+    message = str(error).lower()
+    if isinstance(error, dist.DistError) or "pair closure" in message:
+        return True
+    is_of_backend = "gloo" in message or "nccl" in message
+    return is_of_backend and any(words in message for words in LOST)
+
+
+# Collectives: all ranks have to call them
 
 
 def total(tensor: Tensor, group: Any = None) -> Tensor:
-    """The sum over all ranks, in place."""
-    if count(group) > 1:
+    """Replace a tensor by its sum over all ranks, in place."""
+    if is_distributed(group):
         with explained():
             dist.all_reduce(tensor, group=group)
     return tensor
 
 
 def average(tensor: Tensor, group: Any = None) -> Tensor:
-    """The mean over all ranks, in place."""
-    return total(tensor, group).div_(count(group)) if count(group) > 1 else tensor
+    """Replace a tensor by its mean over all ranks, in place."""
+    if is_distributed(group):
+        total(tensor, group).div_(count(group))
+    return tensor
+
+
+def averages(values: Sequence[float]) -> list[float]:
+    """Return the mean of each value over all ranks, in one small collective.
+
+    >>> averages([0.5, True])
+    [0.5, True]
+    """
+    if not is_distributed():
+        return list(values)
+    means: list[float] = average(torch.tensor(values, dtype=torch.float64)).tolist()
+    return means
+
+
+def on_any(condition: bool) -> bool:
+    """Return whether a condition holds on at least one rank."""
+    return averages([condition])[0] > 0
 
 
 def broadcast(tensor: Tensor, group: Any = None) -> Tensor:
-    """What the first rank has, in place."""
-    if count(group) > 1:
+    """Replace a tensor by that of the first rank, in place."""
+    if is_distributed(group):
         with explained():
             dist.broadcast(tensor, group_src=0, group=group)
     return tensor
 
 
 def from_first(value: Value) -> Value:
-    """What the first rank has; plain Python."""
-    if count() == 1:
+    """Return the value of the first rank; it has to be plain Python."""
+    if not is_distributed():
         return value
-    told = [value]
+    values = [value]
     with explained():
-        dist.broadcast_object_list(told, src=0)
-    return told[0]
+        dist.broadcast_object_list(values, src=0)
+    return values[0]
 
 
-def gathered(tensor: Tensor) -> list[Tensor]:
-    """What each rank has; of any length, (n, ...)."""
-    if count() == 1:
+def all_gather(tensor: Tensor) -> list[Tensor]:
+    """Return the tensor of each rank, (n, ...); n may differ between them."""
+    if not is_distributed():
         return [tensor]
-    sizes = [torch.zeros(1, dtype=torch.int64, device=tensor.device) for _ in range(count())]
+    own_size = torch.tensor([len(tensor)], device=tensor.device)
+    sizes = [torch.zeros_like(own_size) for _ in range(count())]
     with explained():
-        dist.all_gather(sizes, torch.tensor([len(tensor)], device=tensor.device))
+        dist.all_gather(sizes, own_size)
     longest = max(int(size) for size in sizes)
     padded = tensor.new_zeros(longest, *tensor.shape[1:])
     padded[: len(tensor)] = tensor
@@ -190,25 +254,85 @@ def gathered(tensor: Tensor) -> list[Tensor]:
     return [one[: int(size)] for one, size in zip(found, sizes, strict=True)]
 
 
+def all_rows(tensor: Tensor) -> Tensor:
+    """Return the rows of all ranks, one rank after the other: (n, ...) -> (sum of all n, ...)."""
+    return torch.cat(all_gather(tensor))
+
+
+def barrier() -> None:
+    """Wait until all ranks are here."""
+    if is_distributed():
+        with explained():
+            dist.barrier()
+
+
+@contextmanager
+def first_before_others() -> Iterator[None]:
+    """Let the first rank run the body of this context, and then the others, which find its results.
+
+    If it fails on the first rank, the others raise a RankError instead of waiting for ever.
+    """
+    problem: str | None = None
+    if is_first():
+        try:
+            yield
+        except BaseException as error:
+            problem = f"{type(error).__name__}: {error}"
+            with suppress(RankError):  # the first error is the one to raise
+                from_first(problem)
+            raise
+        from_first(problem)
+        return
+    problem = from_first(problem)
+    if problem is not None:
+        raise RankError(f"Rank 0 could not continue. {problem}")
+    yield
+
+
+def on_first(work: Callable[[], object]) -> None:
+    """Do some work on the first rank only, such as writing a file; the others wait for its end.
+
+    If it fails, the others raise a RankError.
+    """
+    with first_before_others():
+        if is_first():
+            work()
+
+
+# Tensors that are sharded over ranks (DTensors)
+
+
+def is_sharded(tensor: object) -> bool:
+    """Return whether a tensor is sharded over ranks."""
+    return hasattr(tensor, "full_tensor")
+
+
 def full(tensor: Tensor) -> Tensor:
-    """A tensor in one piece; of one that is sharded over ranks (a DTensor), all of them have to ask."""
-    if not hasattr(tensor, "full_tensor"):
+    """Return a tensor in one piece; all ranks have to call this for one that is sharded."""
+    if not is_sharded(tensor):
         return tensor
     with explained():
-        gathered: Tensor = tensor.full_tensor()
-    return gathered
+        complete: Tensor = tensor.full_tensor()  # type: ignore[attr-defined]
+    return complete
 
 
 def own_part(tensor: Tensor, like: Tensor | None = None) -> Tensor:
-    """This rank's part of a tensor that is sharded, or that is to be sharded `like` another; of a DTensor it is a view."""
-    if like is not None and hasattr(like, "full_tensor") and not hasattr(tensor, "full_tensor"):
+    """Return this rank's part of a sharded tensor, as a view.
+
+    Args:
+        tensor: A sharded tensor; or one that every rank has, which is returned as it is.
+        like: A tensor in whose way `tensor` is sharded first, if this one is sharded.
+    """
+    if like is not None and is_sharded(like) and not is_sharded(tensor):
         tensor = sharded(tensor, like)
-    part: Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+    if not is_sharded(tensor):
+        return tensor
+    part: Tensor = tensor.to_local()  # type: ignore[attr-defined]
     return part
 
 
 def sharded(tensor: Tensor, like: Any) -> Tensor:
-    """A tensor that every rank has, sharded like another; nothing is sent."""
+    """Return a tensor that every rank has, sharded like another one; nothing is sent."""
     from torch.distributed.tensor import DTensor, Replicate
 
     everywhere = [Replicate()] * like.device_mesh.ndim
@@ -218,48 +342,25 @@ def sharded(tensor: Tensor, like: Any) -> Tensor:
 
 
 def sharded_state(state: dict[str, Any], parameters: Sequence[Tensor]) -> dict[str, Any]:
-    """The state_dict of an optimizer, with what belongs to the elements of sharded parameters sharded as they are."""
-    places = {
-        place: parameter
-        for place, parameter in enumerate(parameters)
-        if hasattr(parameter, "full_tensor")
-    }
+    """Return the state_dict of an optimizer, sharded in the way of its sharded parameters.
 
-    def like(place: int, value: Any) -> Any:
-        plain = isinstance(value, Tensor) and not hasattr(value, "full_tensor")
-        return (
-            sharded(value, places[place]) if plain and value.shape == places[place].shape else value
-        )
-
-    found = {
-        place: {name: like(place, value) for name, value in own.items()} if place in places else own
-        for place, own in state["state"].items()
-    }
-    return {**state, "state": found}
+    Args:
+        state: A complete state_dict, as every rank has it.
+        parameters: The parameters of the optimizer, in their order.
+    """
+    by_parameter = dict(state["state"])
+    for number, own in by_parameter.items():
+        parameter = parameters[number] if 0 <= number < len(parameters) else None
+        if is_sharded(parameter):
+            by_parameter[number] = _sharded_values(own, parameter)
+    return {**state, "state": by_parameter}
 
 
-def barrier() -> None:
-    """Wait for all ranks."""
-    if count() > 1:
-        with explained():
-            dist.barrier()
-
-
-@contextmanager
-def first_before_others() -> Iterator[None]:
-    """The first rank does it, then the others, which find what it has left; if it fails, they hear of it instead of waiting."""
-    problem: str | None = None
-    if is_first():
-        try:
-            yield
-        except BaseException as error:
-            problem = f"{type(error).__name__}: {error}"
-            with suppress(RankError):  # what happened first is what is raised
-                from_first(problem)
-            raise
-        from_first(problem)
-        return
-    problem = from_first(problem)
-    if problem is not None:
-        raise RankError(f"Rank 0 could not go on. {problem}")
-    yield
+def _sharded_values(own: dict[str, Any], parameter: Any) -> dict[str, Any]:
+    """Shard those values of an optimizer's state that belong to the elements of a parameter."""
+    found = dict(own)
+    for name, value in own.items():
+        plain = isinstance(value, Tensor) and not is_sharded(value)
+        if plain and value.shape == parameter.shape:
+            found[name] = sharded(value, parameter)
+    return found

@@ -1,8 +1,10 @@
-"""TorchRec's containers and collections, known by what they can do: torchrec is never imported.
+"""TorchRec's containers and collections, recognised by their methods: torchrec is never imported.
 
-Keyed: a `KeyedTensor`, (B, D) with a name and a width for each block of columns. Jagged: a `KeyedJaggedTensor`, a batch of ids,
-any number of them for each key and row. Awaitable: either of them, still under way from other ranks. Collection: an
-`EmbeddingBagCollection`, which makes a keyed tensor of a jagged one, sharded over several ranks or not.
+- Keyed: a `KeyedTensor`, (B, D) with a name and a width for each block of columns.
+- Jagged: a `KeyedJaggedTensor`, a batch of ids, any number of them per key and row.
+- Awaitable: either of them, still on its way from other ranks.
+- Collection: an `EmbeddingBagCollection`, which turns a jagged batch into a keyed tensor; it may be
+  sharded over several ranks.
 """
 
 from collections import Counter
@@ -16,46 +18,53 @@ from torch import Tensor, nn
 
 from .._common.errors import FieldError
 
+# Which is which
+
 
 def is_keyed(value: Any) -> bool:
-    """Whether it is a KeyedTensor."""
-    return _can(value, "keys", "values", "length_per_key", "key_dim")
+    """Return whether a value is a KeyedTensor."""
+    return _has_methods(value, "keys", "values", "length_per_key", "key_dim")
 
 
 def is_jagged(value: Any) -> bool:
-    """Whether it is a KeyedJaggedTensor with as many rows for each key."""
-    varies = _can(value, "variable_stride_per_key") and value.variable_stride_per_key()
-    return _can(value, "keys", "values", "lengths", "stride", "weights_or_none") and not varies
+    """Return whether a value is a KeyedJaggedTensor with the same number of rows for each key."""
+    if not _has_methods(value, "keys", "values", "lengths", "stride", "weights_or_none"):
+        return False
+    return not (_has_methods(value, "variable_stride_per_key") and value.variable_stride_per_key())
 
 
 def is_awaitable(value: Any) -> bool:
-    """Whether it is a promise of a value, such as sharded collections return."""
-    return _can(value, "wait") and not isinstance(value, Tensor)
+    """Return whether a value is a promise of another one, as sharded collections return them."""
+    return _has_methods(value, "wait") and not isinstance(value, Tensor)
 
 
 def is_collection(module: Any) -> bool:
-    """Whether it is an EmbeddingBagCollection that is not sharded."""
-    return (
-        isinstance(module, nn.Module)
-        and _can(module, "embedding_bag_configs", "is_weighted")
-        and not is_sharded(module)
-    )
+    """Return whether a module is an EmbeddingBagCollection that is not sharded."""
+    if not isinstance(module, nn.Module) or is_sharded(module):
+        return False
+    return _has_methods(module, "embedding_bag_configs", "is_weighted")
 
 
 def is_sharded(module: Any) -> bool:
-    """Whether its tables lie on several ranks, all of which have to call it."""
-    return isinstance(module, nn.Module) and _can(
-        module, "input_dist", "output_dist", "create_context"
-    )
+    """Return whether a module's tables lie on several ranks, which all have to call it."""
+    if not isinstance(module, nn.Module):
+        return False
+    return _has_methods(module, "input_dist", "output_dist", "create_context")
 
 
-def _can(value: Any, *names: str) -> bool:
-    """Asked of the class, since an awaitable would wait to answer."""
+def _has_methods(value: Any, *names: str) -> bool:
+    """Return whether the class of a value has these methods; the value itself might wait first."""
     return all(callable(getattr(type(value), name, None)) for name in names)
 
 
+# Awaitables
+
+
 def waited(value: Any) -> Any:
-    """What an awaitable promises, and any other value as it is; an awaitable that keeps its result is waited for once."""
+    """Return the value that an awaitable promises, and any other value as it is.
+
+    An awaitable that keeps its result is waited for once.
+    """
     if not is_awaitable(value):
         return value
     if vars(value).get("_result") is not None:
@@ -67,32 +76,48 @@ def waited(value: Any) -> Any:
 
 
 def when_ready(value: Any, change: Callable[[Any], Any]) -> Any:
-    """The same awaitable, whose result will be changed: the model waits where it would without us, no earlier."""
-    callbacks = getattr(value, "callbacks", None) if hasattr(type(value), "callbacks") else None
+    """Return the same awaitable, whose result will be changed.
+
+    The model then waits where it would wait without the change, no earlier. An awaitable that
+    takes no callbacks is waited for, and the changed result is returned.
+    """
+    callbacks = None
+    if hasattr(type(value), "callbacks"):
+        callbacks = getattr(value, "callbacks", None)
     if not isinstance(callbacks, list) or vars(value).get("_result") is not None:
         return change(waited(value))
     callbacks.append(change)
     return value
 
 
+# Keyed tensors
+
+
 def blocks_of(value: Any, label: str) -> dict[str, Tensor]:
-    """The blocks of a keyed tensor, name -> (B, d), in its order."""
-    keys, widths, values = list(value.keys()), list(value.length_per_key()), value.values()
-    twice = [key for key, count in Counter(keys).items() if count > 1]
-    if twice:
+    """Return the blocks of a keyed tensor by name, (B, width) each, in its order.
+
+    Args:
+        value: A keyed tensor.
+        label: The place in the model, with which an error message begins.
+    """
+    keys = list(value.keys())
+    values = value.values()
+    repeated = [key for key, count in Counter(keys).items() if count > 1]
+    if repeated:
         raise FieldError(
-            f"{label}: expected each key once, but {', '.join(map(repr, twice))} appears more than once."
+            f"{label}: expected each key once, "
+            f"but {', '.join(map(repr, repeated))} appears more than once."
         )
     if value.key_dim() != 1 or values.dim() != 2:
         raise FieldError(
-            f"{label}: expected a KeyedTensor of (rows, columns) with key_dim=1, but found the shape {tuple(values.shape)} "
-            f"with key_dim={value.key_dim()}."
+            f"{label}: expected a KeyedTensor of (rows, columns) with key_dim=1, "
+            f"but found the shape {tuple(values.shape)} with key_dim={value.key_dim()}."
         )
-    return dict(zip(keys, values.split(widths, dim=1), strict=True))
+    return dict(zip(keys, values.split(list(value.length_per_key()), dim=1), strict=True))
 
 
 def with_values(value: Any, values: Any) -> Any:
-    """A keyed tensor with the same keys and widths, but other values."""
+    """Return a keyed tensor with the same keys and widths, but other values."""
     kind: Any = type(value)
     made = kind.__new__(kind)  # not kind(...), which torchrec's metaclass would write into a trace
     made.__init__(
@@ -105,7 +130,10 @@ def with_values(value: Any, values: Any) -> Any:
 
 
 def keyed_values(value: Any, keys: Sequence[str]) -> Tensor:
-    """The blocks of these keys side by side, whatever their order is: a sharded collection has an order of its own."""
+    """Return the blocks of these keys side by side, (B, D), in the order of `keys`.
+
+    The order of the value itself may differ: a sharded collection has one of its own.
+    """
     ready = waited(value)
     found: Tensor = ready.values()
     if list(ready.keys()) == list(keys):
@@ -114,33 +142,42 @@ def keyed_values(value: Any, keys: Sequence[str]) -> Tensor:
     return torch.cat([blocks[key] for key in keys], dim=1)
 
 
+# Jagged batches
+
+
 def take_rows(batch: Any, chosen: Tensor) -> Any:
-    """A jagged batch of these rows.
+    """Return a jagged batch of some rows.
 
     Args:
-        chosen: Numbers of rows, (rows,), or others for each key, (keys, rows).
+        batch: A jagged batch.
+        chosen: The numbers of the rows, (rows,); or different ones for each key, (keys, rows).
     """
     count = len(batch.keys())
     lengths = batch.lengths().reshape(count, -1)  # (keys, B)
     starts = (batch.lengths().cumsum(0) - batch.lengths()).reshape(count, -1)
     chosen = chosen.to(lengths.device).expand(count, chosen.shape[-1])
-    picked, first = lengths.gather(1, chosen).flatten(), starts.gather(1, chosen).flatten()
+    picked = lengths.gather(1, chosen).flatten()
+    first = starts.gather(1, chosen).flatten()
     shift = first - (picked.cumsum(0) - picked)
     index = shift.repeat_interleave(picked) + torch.arange(int(picked.sum()), device=picked.device)
     weights = batch.weights_or_none()
+    if weights is not None:
+        weights = weights[index]
     return type(batch)(
-        keys=list(batch.keys()),
-        values=batch.values()[index],
-        lengths=picked,
-        weights=None if weights is None else weights[index],
+        keys=list(batch.keys()), values=batch.values()[index], lengths=picked, weights=weights
     )
 
 
 def rows_of(leaf: Any) -> int | None:
-    """The number of rows of a tensor or of a jagged batch; None if it has none."""
-    if isinstance(leaf, Tensor):
-        return len(leaf) if leaf.dim() else None
-    return int(leaf.stride()) if is_jagged(leaf) else None
+    """Return the number of rows of a tensor or of a jagged batch; None if it has none."""
+    if isinstance(leaf, Tensor) and leaf.dim():
+        return len(leaf)
+    if not isinstance(leaf, Tensor) and is_jagged(leaf):
+        return int(leaf.stride())
+    return None
+
+
+# Collections
 
 
 @dataclass(frozen=True)
@@ -154,43 +191,42 @@ class Bag:
 
 
 def bags_of(configs: Iterable[Any]) -> list[Bag]:
-    """What a collection of these tables returns, in the order of its columns."""
+    """Return the outputs of a collection of these tables, in the order of its columns."""
     pairs = [(config, feature) for config in configs for feature in config.feature_names]
-    times = Counter(
-        feature for _, feature in pairs
-    )  # a feature of several tables is named with its table
-    return [
-        Bag(
-            feature if times[feature] == 1 else f"{feature}@{config.name}",
-            config.name,
-            feature,
-            config.embedding_dim,
-        )
-        for config, feature in pairs
-    ]
+    tables = Counter(feature for _, feature in pairs)
+    bags = []
+    for config, feature in pairs:
+        name = feature
+        if tables[feature] > 1:  # a feature of several tables is named with its table
+            name = f"{feature}@{config.name}"
+        bags.append(Bag(name, config.name, feature, config.embedding_dim))
+    return bags
 
 
 def places_of(widths: Iterable[int]) -> list[slice]:
-    """The columns of blocks that stand side by side."""
+    """Return the columns of blocks that stand side by side.
+
+    >>> places_of([2, 3])
+    [slice(0, 2, None), slice(2, 5, None)]
+    """
     return [slice(start, stop) for start, stop in pairwise(accumulate(widths, initial=0))]
 
 
 def kept_configs(configs: Sequence[Any], kept: Iterable[str]) -> list[Any]:
-    """The tables that these outputs need, each with the features that are left."""
-    wanted = {(bag.table, bag.feature) for bag in bags_of(configs) if bag.name in set(kept)}
-    narrowed = [
-        replace(
-            config,
-            feature_names=[name for name in config.feature_names if (config.name, name) in wanted],
-        )
-        for config in configs
-    ]
-    return [config for config in narrowed if config.feature_names]
+    """Return the tables that these outputs need, each with its remaining features."""
+    names = set(kept)
+    wanted = {(bag.table, bag.feature) for bag in bags_of(configs) if bag.name in names}
+    found = []
+    for config in configs:
+        features = [name for name in config.feature_names if (config.name, name) in wanted]
+        if features:
+            found.append(replace(config, feature_names=features))
+    return found
 
 
 def narrowed(collection: Any, configs: list[Any]) -> nn.Module:
-    """A collection of these tables alone, with the weights that they have in the old one."""
-    small = type(collection)(
+    """Return a collection of only these tables, with the weights that they have in the old one."""
+    small: Any = type(collection)(
         tables=configs, is_weighted=collection.is_weighted(), device=torch.device("meta")
     )
     for config in configs:

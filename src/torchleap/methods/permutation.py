@@ -13,7 +13,7 @@ from .._common.checks import refuse_settings
 from .._common.errors import TorchleapError
 from ..data.task import IN_MEMORY, Rows, Task
 from ..models import FieldInputs, Ranker
-from ..models.backbones import Sum
+from ..models.layers import Sum
 from ..objectives import auc, auc_of_classes, gauc
 from ..training.fit import Metric
 from .base import Method, Scores, Search

@@ -1,7 +1,7 @@
-"""Random permutations of a batch's rows: pure functions of a seed, so that there is no generator to keep.
+"""Random permutations of a batch's rows as pure functions of a seed, without a generator to save.
 
-The same numbers come out of every backend, on every device, after every resume, inside `torch.compile`, and whatever else draws
-random numbers.
+Every backend returns the same numbers, on every device, after every resume, inside
+`torch.compile`, and whatever else draws random numbers.
 """
 
 from typing import Literal, NamedTuple
@@ -10,93 +10,105 @@ import torch
 from torch import Tensor
 
 Shuffle = Literal["uniform", "cyclic"]
-SAMPLE_ROWS = 256  # enough for an average over steps, and no full pass over a wide batch
+SAMPLE_ROWS = 256  # enough for an average over steps, without a full pass over a wide batch
 
 
 class Draw(NamedTuple):
-    """What determines the permutations of one batch."""
+    """The random permutations of one batch, as the numbers that determine them."""
 
     streams: Tensor  # (1 + G,) int64, see `streams`
     shuffle: Shuffle = "uniform"
 
     def permutations(self, rows: int) -> Tensor:
-        """For each gate the row that comes to each row, (G, rows) int64."""
-        return {
-            "uniform": lambda: uniform(self.streams[1:], rows),
-            "cyclic": lambda: cyclic(self.streams, rows),
-        }[self.shuffle]()
+        """Return for each gate the row that moves to each row, (G, rows) int64."""
+        if self.shuffle == "cyclic":
+            return cyclic(self.streams, rows)
+        return uniform(self.streams[1:], rows)
 
     def sample(self, rows: int) -> Tensor:
-        """Some rows in random order, the same for all gates, (S,) int64."""
+        """Return some rows in random order, the same for all gates, (S,) int64."""
         return uniform(self.streams[:1], rows)[0, :SAMPLE_ROWS]
 
 
 def streams(seed: Tensor, steps: Tensor, first_gate: int = 0) -> Tensor:
-    """A stream of random numbers for each gate, and one before them for what they share: (1 + G,) int64.
+    """Return a stream of random numbers for each gate, after one that all gates have in common.
 
     Args:
-        seed: () int64
-        steps: (G,) int64, how many batches each gate has seen
-        first_gate: the number of the first of these gates
+        seed: The seed of all streams, () int64.
+        steps: How many batches each gate has seen, (G,) int64.
+        first_gate: The number of the first of these gates.
+
+    Returns:
+        The streams, (1 + G,) int64.
     """
     gates = torch.arange(first_gate + 1, first_gate + 1 + steps.shape[0], device=steps.device)
-    gates, steps = torch.cat([gates.new_zeros(1), gates]), torch.cat([steps[:1], steps])
+    gates = torch.cat([gates.new_zeros(1), gates])
+    steps = torch.cat([steps[:1], steps])
     return scramble(scramble(seed + _GOLDEN * (steps + 1)) + _GOLDEN * gates)
 
 
 def uniform(streams: Tensor, rows: int) -> Tensor:
-    """One uniformly random permutation of the rows for each stream: Fisher and Yates' shuffle from the inside out.
+    """Return one uniformly random permutation of the rows for each stream, (G, rows) int64.
 
-    For each row in turn, with `other` drawn from 0 to row, both included:
+    It is the shuffle of Fisher and Yates from the inside out. For each row in turn, with `other`
+    drawn from 0 to row, both included:
 
         order[row] = order[other]
         order[other] = row
 
-    Returns: (G, rows) int64
+    Args:
+        streams: The stream of each permutation, (G,) int64.
+        rows: The number of rows.
     """
-    # NOTE[PAPER] Uniform as in the paper, but without a generator: nothing to save, and a resume repeats them bit for bit.
+    # NOTE[PAPER] Uniform as in the paper, but without a generator: there is nothing to save, and a
+    # resume repeats the permutations bit for bit.
     pair = torch.arange((rows + 1) // 2, device=streams.device)
-    hashes = scramble(streams[:, None] + _GOLDEN * pair)  # each decides two rows
-    rng = torch.stack([hashes & _MASK, _shift(hashes, 32)], dim=2).flatten(1)[
-        :, :rows
-    ]  # (G, rows), 32 bits each
-    return _swap_in_turn((rng * torch.arange(1, rows + 1, device=streams.device)) >> 32)
+    hashes = scramble(streams[:, None] + _GOLDEN * pair)  # each one decides two rows
+    halves = torch.stack([hashes & _MASK, _shift(hashes, 32)], dim=2)
+    rng = halves.flatten(1)[:, :rows]  # (G, rows), 32 random bits each
+    other = (rng * torch.arange(1, rows + 1, device=streams.device)) >> 32
+    return _swap_in_turn(other)
 
 
 def _swap_in_turn(other: Tensor) -> Tensor:
-    """All swaps of the shuffle at once, without a loop over rows.
+    """Do all swaps of the shuffle at once, without a loop over rows.
 
-    What does a place hold in the end? The last row to draw it, if that comes after the place's own row p. Else what row p
-    moved there, which is what place q = other[p] held before: the last row between q and p that drew q; or, if none did, what
-    row q moved there, and so on.
+    In the end a place holds the last row that drew it, if that comes after the place's own row p.
+    Else it holds the row that p moved there, which is the one that place q = other[p] held before:
+    the last row between q and p that drew q; or, if none did, the row that q moved there, and so
+    on.
+
+    Args:
+        other: The place that each row draws, (G, rows) int64.
     """
     place = torch.arange(other.shape[1], device=other.device).expand_as(other)
-    by_draw = other.argsort(
-        dim=1, stable=True
-    )  # rows that drew the same place side by side, in their order
+    by_draw = other.argsort(dim=1, stable=True)  # rows that drew the same place, in their order
     drawn = other.gather(1, by_draw)
-    earlier = torch.full_like(other, -1)
     same = (drawn[:, 1:] == drawn[:, :-1]) & (by_draw[:, :-1] > drawn[:, 1:])
+    earlier = torch.full_like(other, -1)
     earlier[:, 1:] = torch.where(same, by_draw[:, :-1], -1)
-    held = torch.empty_like(other).scatter(
-        1, by_draw, earlier
-    )  # the row before p that drew the same place, or -1
+    # the row before p that drew the same place, or -1
+    held = torch.empty_like(other).scatter(1, by_draw, earlier)
     held = torch.where(other == place, place, held)
-    source = torch.where(
-        held < 0, other, place
-    )  # where to look on; found places lead to themselves
-    while not torch.equal(further := source.gather(1, source), source):
+    source = torch.where(held < 0, other, place)  # where to search on; found places keep their own
+    while True:
+        further = source.gather(1, source)
+        if torch.equal(further, source):
+            break
         source = further
     last = torch.full_like(other, -1).scatter_reduce(1, other, place, "amax")
     return torch.where(last > place, last, held.gather(1, source))
 
 
 def cyclic(streams: Tensor, rows: int) -> Tensor:
-    """For each gate a random cyclic shift of one random order of the rows, which all gates share.
+    """Return for each gate a random cyclic shift of one common random order, (G, rows) int64.
 
-    One shuffle a batch instead of one a gate. No row stays where it is, and each of the other rows is equally likely.
+    That is one shuffle per batch instead of one per gate. No row stays where it is, and each of
+    the other rows is equally likely.
 
-    Returns: (G, rows) int64
+    Args:
+        streams: The common stream and that of each gate, (1 + G,) int64.
+        rows: The number of rows.
     """
     order = uniform(streams[:1], rows)[0]
     place = torch.empty_like(order).scatter(0, order, torch.arange(rows, device=order.device))
@@ -104,21 +116,24 @@ def cyclic(streams: Tensor, rows: int) -> Tensor:
     return order[(place + shift[:, None]) % rows]
 
 
-def _signed(bits: int) -> int:
-    return bits - (1 << 64) if bits >= 1 << 63 else bits
-
-
-_GOLDEN = _signed(0x9E3779B97F4A7C15)
-_MASK = 0xFFFFFFFF
-
-
 def scramble(value: Tensor) -> Tensor:
-    """The finalizer of SplitMix64 on int64 tensors, whose products wrap around."""
+    """Return the finalizer of SplitMix64 of int64 values, whose products wrap around."""
     value = (value ^ _shift(value, 30)) * _signed(0xBF58476D1CE4E5B9)
     value = (value ^ _shift(value, 27)) * _signed(0x94D049BB133111EB)
     return value ^ _shift(value, 31)
 
 
 def _shift(value: Tensor, bits: int) -> Tensor:
-    """Logical shift to the right; torch's own keeps the sign."""
+    """Shift logically to the right; torch's own shift keeps the sign."""
     return (value >> bits) & ((1 << (64 - bits)) - 1)
+
+
+def _signed(bits: int) -> int:
+    """Return the int64 with the bits of this uint64."""
+    if bits >= 1 << 63:
+        return bits - (1 << 64)
+    return bits
+
+
+_GOLDEN = _signed(0x9E3779B97F4A7C15)
+_MASK = 0xFFFFFFFF

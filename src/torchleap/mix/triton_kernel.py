@@ -1,10 +1,12 @@
 """The mixing step for GPUs, in Triton.
 
-It has been run in Triton's interpreter alone (`make test-triton`), not yet on a GPU: its results are tested, its speed is not.
+It has only been run in Triton's interpreter (`make test-triton`), not yet on a GPU: its results are
+tested, its speed is not.
 
-Each program takes one gate and a block of rows and walks over the gate's columns, so that a row's squared change stays in
-registers; neighbouring gates run side by side and share the lines of narrow fields in the cache. Sums over blocks of rows are
-written apart and added up in order, so results do not depend on the schedule.
+Each program takes one gate and a block of rows and walks over the gate's columns, so that a row's
+squared change stays in registers; neighbouring gates run side by side and share the cache lines of
+narrow fields. Sums over blocks of rows are written separately and added up in order, so results do
+not depend on the schedule.
 """
 
 from typing import Any
@@ -14,16 +16,18 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from .memory import with_rows_in_memory
 from .reference import Mixed
 from .shuffle import Draw
 from .sparsity import most_common
 
-ROWS = 32  # of a block
-GATES = 32  # that one program shuffles side by side
+ROWS = 32  # rows of a block
+GATES = 32  # gates that one program shuffles side by side
 
 
 @triton.jit
 def _scramble(value):
+    """Return the finalizer of SplitMix64, as `shuffle.scramble` does."""
     value = (value ^ (value >> 30)) * 0xBF58476D1CE4E5B9
     value = (value ^ (value >> 27)) * 0x94D049BB133111EB
     return value ^ (value >> 31)
@@ -31,7 +35,10 @@ def _scramble(value):
 
 @triton.jit
 def _shuffle(streams, order, rows, gates, BLOCK: tl.constexpr):
-    """Fisher and Yates' shuffle, row after row, for BLOCK gates at a time; `order` is (rows, gates)."""
+    """Draw the permutations of BLOCK gates, row after row, as `shuffle.uniform` defines them.
+
+    `order` is (rows, gates).
+    """
     gate = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     mask = gate < gates
     stream = tl.load(streams + gate, mask=mask, other=0).to(tl.uint64, bitcast=True)
@@ -62,25 +69,31 @@ def _forward(
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
-    """`columns` lists the columns gate by gate, and gate g's start at `first[g]`; the last two results are (blocks, gates)."""
-    own, block = tl.program_id(0) % gates, tl.program_id(0) // gates
+    """Mix a block of rows of one gate, and sum the distances and squares of its rows.
+
+    `columns` lists the columns gate by gate; those of gate g start at `first[g]`. `distance` and
+    `square` are (blocks, gates).
+    """
+    own = tl.program_id(0) % gates
+    block = tl.program_id(0) // gates
     row = block * ROWS + tl.arange(0, ROWS)
     inside = row < rows
     other = tl.load(order + row.to(tl.int64) * gates + own, mask=inside, other=0).to(tl.int64)
-    share = tl.load(gate + own)
-    start, end = tl.load(first + own), tl.load(first + own + 1)
-    change = tl.zeros([ROWS], dtype=share.dtype)
+    fraction = tl.load(gate + own)
+    start = tl.load(first + own)
+    end = tl.load(first + own + 1)
+    change = tl.zeros([ROWS], dtype=fraction.dtype)
     for at in range(start, end, COLUMNS):
         place = at + tl.arange(0, COLUMNS)
         mask = inside[:, None] & (place < end)[None, :]
         column = tl.load(columns + place, mask=place < end, other=0)
         clean = tl.load(
             x + row.to(tl.int64)[:, None] * stride + column[None, :], mask=mask, other=0
-        ).to(share.dtype)
+        ).to(fraction.dtype)
         shuffled = tl.load(x + other[:, None] * stride + column[None, :], mask=mask, other=0).to(
-            share.dtype
+            fraction.dtype
         )
-        mixed = share * clean + (1 - share) * shuffled
+        mixed = fraction * clean + (1 - fraction) * shuffled
         tl.store(
             output + row.to(tl.int64)[:, None] * width + column[None, :],
             mixed.to(output.dtype.element_ty),
@@ -111,45 +124,49 @@ def _backward(
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
-    own, block = tl.program_id(0) % gates, tl.program_id(0) // gates
+    """Compute the gradients of a block of rows of one gate; `grad_gate` is (blocks, gates)."""
+    own = tl.program_id(0) % gates
+    block = tl.program_id(0) // gates
     row = block * ROWS + tl.arange(0, ROWS)
     inside = row < rows
-    share = tl.load(gate + own)
-    start, end = tl.load(first + own), tl.load(first + own + 1)
+    fraction = tl.load(gate + own)
+    start = tl.load(first + own)
+    end = tl.load(first + own + 1)
     other = row.to(tl.int64)
     if WANTS_GATE:
         other = tl.load(order + row.to(tl.int64) * gates + own, mask=inside, other=0).to(tl.int64)
-    total = tl.zeros([ROWS], dtype=share.dtype)
+    total = tl.zeros([ROWS], dtype=fraction.dtype)
     for at in range(start, end, COLUMNS):
         place = at + tl.arange(0, COLUMNS)
         mask = inside[:, None] & (place < end)[None, :]
         column = tl.load(columns + place, mask=place < end, other=0)
         incoming = tl.load(
             grad + row.to(tl.int64)[:, None] * grad_stride + column[None, :], mask=mask, other=0
-        ).to(share.dtype)
+        ).to(fraction.dtype)
         if WANTS_X:
             target = grad_x + row.to(tl.int64)[:, None] * width + column[None, :]
-            tl.store(target, (share * incoming).to(grad_x.dtype.element_ty), mask=mask)
+            tl.store(target, (fraction * incoming).to(grad_x.dtype.element_ty), mask=mask)
         if WANTS_GATE:
             clean = tl.load(
                 x + row.to(tl.int64)[:, None] * stride + column[None, :], mask=mask, other=0
-            ).to(share.dtype)
+            ).to(fraction.dtype)
             shuffled = tl.load(
                 x + other[:, None] * stride + column[None, :], mask=mask, other=0
-            ).to(share.dtype)
+            ).to(fraction.dtype)
             total += tl.sum(incoming * (clean - shuffled), axis=1)
     if WANTS_GATE:
         tl.store(grad_gate + block * gates + own, tl.sum(total, axis=0))
 
 
 def forward(x: Tensor, gate: Tensor, column_gate: Tensor, draw: Draw) -> Mixed:
-    """See `reference.mix`."""
-    x = x if x.stride(1) == 1 else x.contiguous()
+    """Mix and measure a batch, as `reference.mix` defines it."""
+    x = with_rows_in_memory(x)
     rows, width = x.shape
     gates = gate.shape[0]
     output = x.new_empty(rows, width)
     blocks = triton.cdiv(rows, ROWS)
-    distance, square = gate.new_empty(blocks, gates), gate.new_empty(blocks, gates)
+    distance = gate.new_empty(blocks, gates)
+    square = gate.new_empty(blocks, gates)
     arguments = (gate.contiguous(), *_by_gate(column_gate, gates), _order(draw, rows, gates))
     with torch.cuda.device_of(x):
         _forward[(gates * blocks,)](
@@ -173,14 +190,21 @@ def forward(x: Tensor, gate: Tensor, column_gate: Tensor, draw: Draw) -> Mixed:
 def backward(
     grad: Tensor, x: Tensor, gate: Tensor, column_gate: Tensor, draw: Draw, wants: tuple[bool, bool]
 ) -> list[Tensor]:
-    """See `reference.gradients`."""
-    x, grad = (part if part.stride(1) == 1 else part.contiguous() for part in (x, grad))
+    """Return the wanted gradients of x and gate, as `reference.gradients` defines them."""
+    x = with_rows_in_memory(x)
+    grad = with_rows_in_memory(grad)
     rows, width = x.shape
     gates = gate.shape[0]
     blocks = triton.cdiv(rows, ROWS)
-    grad_x = x.new_empty(rows, width) if wants[0] else gate.new_empty(0)
-    by_block = gate.new_empty(blocks, gates) if wants[1] else gate.new_empty(0)
-    order = _order(draw, rows, gates) if wants[1] else column_gate  # not read otherwise
+    grad_x = gate.new_empty(0)
+    grad_gate = gate.new_empty(0)
+    by_block = gate.new_empty(0)
+    order = column_gate  # not read, unless the gates' gradient is wanted
+    if wants[0]:
+        grad_x = x.new_empty(rows, width)
+    if wants[1]:
+        by_block = gate.new_empty(blocks, gates)
+        order = _order(draw, rows, gates)
     with torch.cuda.device_of(x):
         _backward[(gates * blocks,)](
             grad,
@@ -200,11 +224,13 @@ def backward(
             ROWS=ROWS,
             COLUMNS=_block_of(column_gate, gates),
         )
-    return [grad_x, by_block.sum(0) if wants[1] else by_block]
+    if wants[1]:
+        grad_gate = by_block.sum(0)
+    return [grad_x, grad_gate]
 
 
 def _order(draw: Draw, rows: int, gates: int) -> Tensor:
-    """The permutations, (rows, gates) int32: side by side, as the programs write them."""
+    """Return the permutations side by side, as the programs write them: (rows, gates) int32."""
     if draw.shuffle == "cyclic":
         return draw.permutations(rows).T.to(torch.int32).contiguous()
     order = torch.empty(rows, gates, dtype=torch.int32, device=draw.streams.device)
@@ -217,7 +243,7 @@ def _order(draw: Draw, rows: int, gates: int) -> Tensor:
 
 
 def _by_gate(column_gate: Tensor, gates: int) -> tuple[Tensor, Tensor]:
-    """The columns gate by gate, (D,), and where each gate's begin, (G + 1,)."""
+    """Return the columns gate by gate, (D,), and where those of each gate begin, (G + 1,)."""
     columns = column_gate.argsort(stable=True)
     widths = torch.zeros(gates + 1, dtype=torch.int64, device=column_gate.device)
     widths[1:].scatter_add_(0, column_gate, torch.ones_like(column_gate))
@@ -225,5 +251,5 @@ def _by_gate(column_gate: Tensor, gates: int) -> tuple[Tensor, Tensor]:
 
 
 def _block_of(column_gate: Tensor, gates: int) -> Any:
-    """How many columns to read at once: about the average width of a gate, for a grid that serves them all."""
+    """Return how many columns to read at once: about the average width of a gate."""
     return min(64, max(1, triton.next_power_of_2(column_gate.shape[0] // gates)))

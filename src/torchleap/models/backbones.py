@@ -1,22 +1,34 @@
-"""The backbones: each is a few settings and the network that they make, from all fields side by side to one log odds a row."""
+"""The backbones: each one is a few settings and the network that they make.
 
-from dataclasses import dataclass
+A network maps all fields of a batch side by side, (B, D), to the raw outputs of the model: (B,) for
+one output per row, such as log odds, or (B, outputs) for several.
 
-import torch
-from torch import Tensor, nn
+To add a backbone, write a subclass of `Backbone` with one method, add one line to `BACKBONES`, and
+add one test of its layers; the tests of all backbones run on it by themselves.
+"""
 
-from .._common.checks import check_settings
-from ..fields import Fields
-from .layers import FieldVectors, mlp, pair_sum, pairs_of
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from torch import nn
+
+from .._common.checks import check_settings, with_settings
+from .._common.errors import TorchleapError, nearest
+from ..fields import Field, Fields
+from .layers import Crosses, Dots, FieldVectors, Pairs, Products, Sum, mlp
+
+NARROW = 2  # columns; DLRM takes fields of up to this width as numbers, wider ones as embeddings
 
 
 @dataclass(frozen=True)
 class Backbone:
-    """What all backbones have in common: a network of hidden layers.
+    """The settings that all backbones have in common: a network of hidden layers.
 
     Args:
-        hidden: Sizes of the hidden layers.
-        batch_norm: Normalise each hidden layer over the batch.
+        hidden: The widths of the hidden layers.
+        dropout: The fraction of each hidden layer that is dropped in training.
+        batch_norm: Whether each hidden layer is normalised over the batch.
     """
 
     hidden: tuple[int, ...] = (256, 128, 64)
@@ -26,31 +38,44 @@ class Backbone:
     def __post_init__(self) -> None:
         check_settings(self)
 
-    def net(self, fields: Fields) -> nn.Module:
-        """The network for these fields, (B, D) -> (B,)."""
+    def net(self, fields: Fields, outputs: int = 1) -> nn.Module:
+        """Return the network for these fields: (B, D) -> (B,), or (B, outputs) if several.
+
+        Args:
+            fields: The fields of the input.
+            outputs: The number of outputs per row.
+        """
         raise NotImplementedError
 
-    def deep(self, width: int, *, head: bool = True) -> nn.Sequential:
-        """The hidden layers on an input of this width."""
-        return mlp(width, self.hidden, dropout=self.dropout, batch_norm=self.batch_norm, head=head)
+    def deep(self, width: int, outputs: int | None = 1) -> nn.Sequential:
+        """Return the hidden layers on an input of this width: (B, width) -> (B, outputs).
+
+        Args:
+            width: The width of the input.
+            outputs: The width of the last linear layer; None ends with the last hidden layer.
+        """
+        return mlp(
+            width, self.hidden, dropout=self.dropout, batch_norm=self.batch_norm, outputs=outputs
+        )
 
 
 @dataclass(frozen=True)
 class MLP(Backbone):
     """Hidden layers, and nothing else."""
 
-    def net(self, fields: Fields) -> nn.Module:
-        """The network for these fields."""
-        return Sum(deep=self.deep(fields.dims))
+    def net(self, fields: Fields, outputs: int = 1) -> nn.Module:
+        """Return the network for these fields."""
+        return Sum(deep=self.deep(fields.dims, outputs))
 
 
 @dataclass(frozen=True)
 class WideDeep(Backbone):
     """A linear model beside the hidden layers (Cheng et al. 2016)."""
 
-    def net(self, fields: Fields) -> nn.Module:
-        """The network for these fields."""
-        return Sum(wide=nn.Linear(fields.dims, 1), deep=self.deep(fields.dims))
+    def net(self, fields: Fields, outputs: int = 1) -> nn.Module:
+        """Return the network for these fields."""
+        wide = nn.Linear(fields.dims, outputs)
+        return Sum(wide=wide, deep=self.deep(fields.dims, outputs))
 
 
 @dataclass(frozen=True)
@@ -58,55 +83,55 @@ class DeepFM(Backbone):
     """A factorisation machine beside the hidden layers (Guo et al. 2017).
 
     Args:
-        factors: Width of the vectors that are multiplied; fields of other widths are projected.
+        factors: The width of the vectors that are multiplied; fields of other widths are projected.
     """
 
     factors: int = 8
 
-    def net(self, fields: Fields) -> nn.Module:
-        """The network for these fields."""
-        pairs = Pairs(FieldVectors(fields, self.factors))
-        return Sum(first=nn.Linear(fields.dims, 1), pairs=pairs, deep=self.deep(fields.dims))
+    def net(self, fields: Fields, outputs: int = 1) -> nn.Module:
+        """Return the network for these fields."""
+        pairs = Pairs(FieldVectors(fields, self.factors), outputs)
+        first = nn.Linear(fields.dims, outputs)
+        return Sum(first=first, pairs=pairs, deep=self.deep(fields.dims, outputs))
 
 
 @dataclass(frozen=True)
 class DCN(Backbone):
-    """Crosses of ever higher order beside the hidden layers (DCN-v2, Wang et al. 2021).
+    """Crosses of rising order beside the hidden layers (DCN-v2, Wang et al. 2021).
 
     Args:
-        crosses: How many cross layers.
-        rank: Each cross layer is a product of two thin matrices of that rank; None is a full matrix.
+        crosses: The number of cross layers.
+        rank: The rank of the matrix of each cross layer, as a product of two thin matrices; None
+            is a full matrix.
     """
 
     crosses: int = 3
     rank: int | None = None
 
-    def net(self, fields: Fields) -> nn.Module:
-        """The network for these fields."""
-        crosses = nn.Sequential(
-            Crosses(fields.dims, self.crosses, self.rank), nn.Linear(fields.dims, 1)
-        )
-        return Sum(cross=crosses, deep=self.deep(fields.dims))
+    def net(self, fields: Fields, outputs: int = 1) -> nn.Module:
+        """Return the network for these fields."""
+        crosses = Crosses(fields.dims, self.crosses, self.rank)
+        cross = nn.Sequential(crosses, nn.Linear(fields.dims, outputs))
+        return Sum(cross=cross, deep=self.deep(fields.dims, outputs))
 
 
 @dataclass(frozen=True)
 class FiBiNET(Backbone):
-    """Fields weighed by all fields, and a bilinear product of each pair (Huang et al. 2019).
+    """Fields weighted by all fields, and a bilinear product of each pair (Huang et al. 2019).
 
     Args:
-        factors: Width of the vectors that are multiplied; fields of other widths are projected.
-        reduction: How much narrower the layer is that weighs the fields.
+        factors: The width of the vectors that are multiplied; fields of other widths are projected.
+        reduction: How many times narrower the layer is that weights the fields.
     """
 
     factors: int = 8
     reduction: int = 3
 
-    def net(self, fields: Fields) -> nn.Module:
-        """The network for these fields."""
+    def net(self, fields: Fields, outputs: int = 1) -> nn.Module:
+        """Return the network for these fields."""
         products = Products(FieldVectors(fields, self.factors), self.reduction)
-        return Sum(
-            wide=nn.Linear(fields.dims, 1), deep=nn.Sequential(products, *self.deep(products.width))
-        )
+        wide = nn.Linear(fields.dims, outputs)
+        return Sum(wide=wide, deep=nn.Sequential(products, *self.deep(products.width, outputs)))
 
 
 @dataclass(frozen=True)
@@ -114,139 +139,59 @@ class DLRM(Backbone):
     """Numbers through layers of their own, then inner products of all pairs (Naumov et al. 2019).
 
     Args:
-        factors: Width of the vectors that are multiplied; fields of other widths are projected.
+        factors: The width of the vectors that are multiplied; fields of other widths are projected.
     """
 
     factors: int = 16
 
-    def net(self, fields: Fields) -> nn.Module:
-        """The network for these fields."""
-        return Dots(fields, self)
+    def net(self, fields: Fields, outputs: int = 1) -> nn.Module:
+        """Return the network for these fields."""
+        numbers = [field for field in fields if field.width <= NARROW]
+        embeddings = [field for field in fields if field.width > NARROW]
+        count = len(embeddings)
+        bottom = None
+        vectors = None
+        if numbers:
+            bottom = self._bottom(numbers)
+            count += 1
+        if embeddings:
+            vectors = FieldVectors(Fields(embeddings), self.factors)
+        top = self.deep(count * (count - 1) // 2 + self.factors, outputs)
+        return Dots(fields, numbers, embeddings, bottom=bottom, vectors=vectors, top=top)
+
+    def _bottom(self, numbers: list[Field]) -> nn.Sequential:
+        """Return the layers from all numbers to one vector, (B, columns) -> (B, factors)."""
+        dims = sum(field.width for field in numbers)
+        last = self.hidden[-1] if self.hidden else dims
+        return nn.Sequential(*self.deep(dims, outputs=None), nn.Linear(last, self.factors))
 
 
-class Sum(nn.Module):
-    """The sum of several networks on the same input, (B, D) -> (B,)."""
-
-    def __init__(self, **parts: nn.Module) -> None:
-        super().__init__()
-        for name, part in parts.items():
-            self.add_module(name, part)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Add what the parts say."""
-        total: Tensor = sum(part(x) for part in self.children())
-        return total.squeeze(1)
+BACKBONES: dict[str, type[Backbone]] = {
+    "wide_deep": WideDeep,
+    "deepfm": DeepFM,
+    "dcn": DCN,
+    "fibinet": FiBiNET,
+    "mlp": MLP,
+    "dlrm": DLRM,
+}
 
 
-class Pairs(nn.Module):
-    """The factorisation machine's sum over pairs of fields, (B, D) -> (B, 1)."""
+def named(model: str | Backbone, settings: Mapping[str, Any] | None = None) -> Backbone:
+    """Return the backbone with a name, or a given one, with some of its settings changed.
 
-    def __init__(self, vectors: FieldVectors) -> None:
-        super().__init__()
-        self.vectors = vectors
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Multiply and add."""
-        return pair_sum(self.vectors(x))
-
-
-class Crosses(nn.Module):
-    """x <- x0 * (W x + b) + x, for each layer, (B, D) -> (B, D)."""
-
-    def __init__(self, width: int, layers: int, rank: int | None) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList([self._layer(width, rank) for _ in range(layers)])
-
-    def _layer(self, width: int, rank: int | None) -> nn.Module:
-        return (
-            nn.Linear(width, width)
-            if rank is None
-            else nn.Sequential(nn.Linear(width, rank, bias=False), nn.Linear(rank, width))
-        )
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Cross with the input again and again."""
-        first = x
-        for layer in self.layers:
-            x = first * layer(x) + x
-        return x
+    >>> named("dcn", {"crosses": 2}).crosses
+    2
+    """
+    if isinstance(model, Backbone):
+        return with_settings(model, settings or {})
+    if model not in BACKBONES:
+        raise TorchleapError(f"There is no backbone {model!r}. {nearest(str(model), BACKBONES)}")
+    return with_settings(BACKBONES[model](), settings or {})
 
 
-class Products(nn.Module):
-    """Bilinear products of all pairs, of the vectors as they are and weighed, (B, D) -> (B, 2 * pairs * factors)."""
+def benchmark(model: str | Backbone) -> Backbone:
+    """Return a backbone with the settings of the published benchmarks.
 
-    def __init__(self, vectors: FieldVectors, reduction: int) -> None:
-        super().__init__()
-        count, width = vectors.shape
-        narrow = max(1, count // reduction)
-        self.vectors = vectors
-        self.weigh = nn.Sequential(
-            nn.Linear(count, narrow), nn.ReLU(), nn.Linear(narrow, count), nn.ReLU()
-        )
-        self.weight = nn.Parameter(
-            torch.randn(count, width, width) / width**0.5
-        )  # of the first of each pair
-        first, second = pairs_of(count)
-        self.register_buffer("first", first)
-        self.register_buffer("second", second)
-        self.width = 2 * len(first) * width
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Weigh, multiply, and lay side by side."""
-        vectors = self.vectors(x)  # (B, F, E)
-        weighed = vectors * self.weigh(vectors.mean(2)).unsqueeze(2)
-        return torch.cat([self._products(vectors), self._products(weighed)], dim=1)
-
-    def _products(self, vectors: Tensor) -> Tensor:
-        turned = torch.einsum("bfi,fio->bfo", vectors, self.weight)
-        return (
-            turned.index_select(1, self.get_buffer("first"))
-            * vectors.index_select(1, self.get_buffer("second"))
-        ).flatten(1)
-
-
-class Dots(nn.Module):
-    """DLRM, (B, D) -> (B,): fields of one or two columns are its numbers, the wider ones its embeddings."""
-
-    def __init__(self, fields: Fields, settings: DLRM) -> None:
-        super().__init__()
-        narrow = [field for field in fields if field.width <= 2]
-        wide = [field for field in fields if field.width > 2]
-        self._places(fields, "numbers", [field.name for field in narrow])
-        self._places(fields, "embeddings", [field.name for field in wide])
-        dims = sum(field.width for field in narrow)
-        last = settings.hidden[-1] if settings.hidden else dims
-        bottom = (
-            nn.Sequential(*settings.deep(dims, head=False), nn.Linear(last, settings.factors))
-            if narrow
-            else None
-        )
-        self.bottom = bottom
-        self.vectors = FieldVectors(Fields(wide), settings.factors) if wide else None
-        count = len(wide) + bool(narrow)
-        first, second = pairs_of(count)
-        self.register_buffer("first", first)
-        self.register_buffer("second", second)
-        self.top = settings.deep(len(first) + settings.factors)
-
-    def _places(self, fields: Fields, name: str, members: list[str]) -> None:
-        places = [
-            torch.arange(fields.columns(member).start, fields.columns(member).stop)
-            for member in members
-        ]
-        self.register_buffer(
-            name, torch.cat(places) if places else torch.zeros(0, dtype=torch.int64)
-        )
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Bottom layers, products, top layers."""
-        vectors = []
-        if self.bottom is not None:
-            vectors.append(self.bottom(x.index_select(1, self.get_buffer("numbers"))).unsqueeze(1))
-        if self.vectors is not None:
-            vectors.append(self.vectors(x.index_select(1, self.get_buffer("embeddings"))))
-        stacked = torch.cat(vectors, dim=1)  # (B, 1 + F, E)
-        dots = stacked @ stacked.transpose(1, 2)  # (B, 1 + F, 1 + F)
-        pairs = dots[:, self.get_buffer("first"), self.get_buffer("second")]
-        top: Tensor = self.top(torch.cat([stacked[:, 0], pairs], dim=1))
-        return top.squeeze(1)
+    They are hidden layers of 32 and 16 units, batch norm and a dropout of 0.2.
+    """
+    return replace(named(model), hidden=(32, 16), dropout=0.2, batch_norm=True)

@@ -1,1 +1,1 @@
-"""The C code of the library: its sources, their compilation (`build`) and the loading of the result (`library`)."""
+"""The C code of the package: the sources, their compilation (`build`) and loading (`library`)."""

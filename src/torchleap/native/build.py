@@ -1,7 +1,8 @@
-"""Compile the native kernel with whatever C compiler there is: `python -m torchleap.native.build`.
+"""Compile the C sources beside this file: `python -m torchleap.native.build`.
 
-The package's build runs the same code. It needs the standard library alone, for it runs before torch is there. One library is
-built for each level of vector instructions, and `library.py` picks what the processor can do.
+The package's own build runs the same code. It uses only the standard library, because it runs
+before torch is installed. One shared library is built per level of vector instructions, and
+`library.py` loads the best one that the processor supports.
 """
 
 import os
@@ -15,27 +16,50 @@ from pathlib import Path
 
 HERE = Path(__file__).parent
 SOURCES = [HERE / "mix.c", HERE / "codes.c", HERE / "lazy_adam.c"]
-FLAGS = ["-std=gnu11", "-O3", "-shared", "-fPIC", "-pthread", "-fopenmp-simd"]
-# Sums may be reordered, as vectors need; NaN, infinity and everything else stay as they are.
-FLAGS += ["-fno-math-errno", "-fno-trapping-math", "-fassociative-math", "-fno-signed-zeros"]
+FLAGS = [
+    "-std=gnu11",
+    "-O3",
+    "-shared",
+    "-fPIC",
+    "-pthread",
+    "-fopenmp-simd",
+    # Vectors need to reorder sums; NaN, infinity and everything else keep their meaning.
+    "-fno-math-errno",
+    "-fno-trapping-math",
+    "-fassociative-math",
+    "-fno-signed-zeros",
+]
 AVX2 = ["-mavx2", "-mfma", "-mbmi2"]
 AVX512 = [*AVX2, "-mavx512f", "-mavx512dq", "-mavx512bw", "-mavx512vl", "-mprefer-vector-width=512"]
-LEVELS = {"avx512": AVX512, "avx2": AVX2, "baseline": []}
+LEVELS = {"avx512": AVX512, "avx2": AVX2, "baseline": []}  # best first
 
 
-def library(level: str, folder: Path = HERE) -> Path:
-    """Where the library for one level lies."""
+def library_path(level: str, folder: Path = HERE) -> Path:
+    """Return the path of the shared library for one level of vector instructions."""
     return folder / f"_kernel_{level}.so"
 
 
 def build(folder: Path = HERE) -> list[Path]:
-    """Compile the kernel for each level; raises OSError, with the reason, where not even one can be had."""
-    compiler = _compiler()
-    levels = LEVELS if platform.machine().lower() in ("x86_64", "amd64") else {"baseline": []}
-    built, reason = [], ""
+    """Compile the sources for each level that this kind of processor may support.
+
+    Args:
+        folder: The folder to write the libraries to; by default it is that of the sources.
+
+    Returns:
+        The paths of the libraries that could be compiled, at least one.
+
+    Raises:
+        OSError: No library could be compiled; the message contains the reason.
+    """
+    compiler = _find_compiler()
+    levels = LEVELS
+    if platform.machine().lower() not in ("x86_64", "amd64"):
+        levels = {"baseline": []}
+    built = []
+    reason = ""
     for level, flags in levels.items():
         try:
-            built.append(_compile(compiler, flags, library(level, folder)))
+            built.append(_compile(compiler, flags, library_path(level, folder)))
         except OSError as error:
             reason = str(error)
     if not built:
@@ -43,7 +67,8 @@ def build(folder: Path = HERE) -> list[Path]:
     return built
 
 
-def _compiler() -> list[str]:
+def _find_compiler() -> list[str]:
+    """Return the command of a C compiler: that of the variable CC, or one on the path."""
     if sys.platform == "win32":
         raise OSError("the native kernel is for Linux and macOS")
     if os.environ.get("CC"):
@@ -55,18 +80,19 @@ def _compiler() -> list[str]:
 
 
 def _compile(compiler: list[str], flags: list[str], target: Path) -> Path:
-    """Compile beside the target and rename, so that a running process never sees half a library."""
+    """Compile to a temporary file and rename it, so that no process loads half a library."""
     handle, name = tempfile.mkstemp(suffix=".so", dir=target.parent)
     os.close(handle)
+    temporary = Path(name)
+    command = [*compiler, *FLAGS, *flags, *map(str, SOURCES), "-o", name, "-lm"]
     try:
-        command = [*compiler, *FLAGS, *flags, *map(str, SOURCES), "-o", name, "-lm"]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:
             raise OSError(f"{shlex.join(command)} failed: {done.stderr.strip()[:500]}")
-        Path(name).chmod(0o755)
-        return Path(name).replace(target)
+        temporary.chmod(0o755)
+        return temporary.replace(target)
     finally:
-        Path(name).unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
 
 
 if __name__ == "__main__":

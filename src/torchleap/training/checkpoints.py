@@ -220,7 +220,7 @@ class Checkpoints:
     def _verify(self, reader: Reader) -> None:
         """Compare all files with their digests; each rank does some of them."""
         own = reader.damages(ranks.rank(), ranks.count())
-        found = [_from_bytes(one) for one in ranks.gathered(_as_bytes(own))]
+        found = [_from_bytes(one) for one in ranks.all_gather(_as_bytes(own))]
         damages = [name for names in found for name in names]
         if damages:
             raise ValueError(f"{damages[0]} is missing or not what was written")

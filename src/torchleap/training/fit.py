@@ -113,7 +113,7 @@ def evaluate(model: nn.Module, rows: Rows, *, together: bool = False) -> dict[st
     """
     if together:
         log_odds = torch.cat(
-            ranks.gathered(predict(model, rows, share=(ranks.rank(), ranks.count())))
+            ranks.all_gather(predict(model, rows, share=(ranks.rank(), ranks.count())))
         )
     else:
         log_odds = predict(model, rows)
@@ -242,7 +242,7 @@ class _Loop(Loop):
 
     def _save(self, path: Path) -> None:
         self.stepper.agree()
-        random = ranks.gathered(torch.get_rng_state())
+        random = ranks.all_gather(torch.get_rng_state())
         with ranks.first_before_others():
             if ranks.is_first():
                 self._write(path, random)

@@ -1,4 +1,4 @@
-"""LazyAdam: Adam for tables of which a batch reads few rows, at the cost of those rows."""
+"""LazyAdam: Adam for large tables, at the cost of the few rows that a batch reads."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -13,23 +13,36 @@ from torch.optim.optimizer import Optimizer
 from .._common.checks import is_whole
 from .._common.errors import TorchleapError
 from ..distributed import ranks
-from ..native import library as native
+from ..native.library import Library, load
 
-WINDOW = 512  # steps after which a row without gradients stands still: 0.9005 ** 512 is nothing
-LONGEST = (
-    1 << 20
-) - 1  # steps that are counted before they are counted from 0 again: 16 bytes each
+WINDOW = 512  # steps after which a row without gradients no longer moves: 0.9005 ** 512 is about 0
+LONGEST = (1 << 20) - 1  # steps that are counted before the count restarts at 0: 16 bytes per step
 
 
 class LazyAdam(Optimizer):
-    """What `torch.optim.Adam` does to a table with dense gradients, for a table with sparse ones.
+    """Does to tables with sparse gradients what `torch.optim.Adam` does to dense ones.
 
-    Adam moves every row in every step: one whose id is not in the batch goes on by its momentum. How far, in all the steps that
-    a row has missed, is a sum that depends on its last step alone; so a row is moved when it is next read, and all of them by
-    `settle()`. Sparse and lazy Adams elsewhere leave these steps out, and so move rare rows about ten times less.
+    Adam moves every row in every step: a row whose id is not in the batch continues by its
+    momentum. How far it moves in all the steps that it has missed is a sum that depends only on
+    its last step; so a row is moved when it is next read, and all rows are moved by `settle()`.
+    Other sparse and lazy Adams skip these moves, and so move rare rows about ten times less.
+
+    **Shape**
+
+    - The weight of each table: (rows, width), float32 on the CPU for the native kernel, else any.
 
     Args:
-        tables: With `sparse=True`. They get a hook that brings the rows of a batch up to date; `release()` takes it away.
+        tables: Embeddings or embedding bags with `sparse=True`. Each one gets a hook that brings
+            the rows of a batch up to date before they are read; `release()` removes it.
+        lr: The learning rate.
+        betas: The decay of the averages of the gradient and of its square, as in Adam.
+        eps: The number that is added to the denominator, as in Adam.
+
+    >>> table = nn.Embedding(1000, 8, sparse=True)
+    >>> optimizer = LazyAdam([table], lr=1e-2)
+    >>> table(torch.tensor([3, 5, 3])).sum().backward()
+    >>> optimizer.step()
+    >>> optimizer.settle()  # before the weights are read directly, for example to save them
     """
 
     def __init__(
@@ -41,31 +54,16 @@ class LazyAdam(Optimizer):
         eps: float = 1e-8,
     ) -> None:
         by_table = [table.get_parameter("weight") for table in tables]
-        weights = list(dict.fromkeys(by_table))  # two tables may share theirs
+        weights = list(dict.fromkeys(by_table))  # two tables may have the same weight
         super().__init__(weights, {"lr": lr, "betas": betas, "eps": eps})
-        self._first: dict[Tensor, Tensor] = {
-            weight: torch.zeros(len(weight), dtype=torch.int32)
-            for weight in weights
-            if _is_native(weight)
-        }
+        self._first: dict[Tensor, Tensor] = {}  # memory that the native kernel works in
         for weight in weights:
-            rows, width = weight.shape
-            self.state[weight] = {
-                "step": 0,
-                "base": 0,  # the step from which the next two count
-                "moments": weight.new_zeros(
-                    rows, 2, width
-                ),  # the averages of the gradient and of its square, side by side
-                "last": torch.zeros(
-                    rows, dtype=torch.int32, device=weight.device
-                ),  # the step up to which a row has moved
-                "reach": torch.zeros(
-                    WINDOW, 2, dtype=torch.float64, device=weight.device
-                ),  # by such a step, see _reach_further
-            }
+            self.state[weight] = _fresh_state(weight)
+            if _is_native(weight):
+                self._first[weight] = torch.zeros(len(weight), dtype=torch.int32)
         self._settled = True
         self._hooks = [
-            table.register_forward_pre_hook(partial(self._before_look_up, weight))
+            table.register_forward_pre_hook(partial(self._before_lookup, weight))
             for table, weight in zip(tables, by_table, strict=True)
         ]
 
@@ -75,7 +73,10 @@ class LazyAdam(Optimizer):
     def step(self, closure: Callable[[], float]) -> float: ...
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:
-        """Move the rows that the batch has read; the others later. Gradients of a row that comes twice are added up in place."""
+        """Move the rows that the batch has read; the others move when they are next read.
+
+        Gradients of a row that the batch contains twice are added up in place.
+        """
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -88,208 +89,273 @@ class LazyAdam(Optimizer):
 
     @torch.no_grad()
     def settle(self) -> None:
-        """Bring all rows up to date, before the weights are read by anything but the tables' own look-ups."""
+        """Bring all rows up to date, before anything but the tables reads the weights."""
         if not self._settled:
             for group in self.param_groups:
                 for weight in group["params"]:
-                    self._catch_up(weight, torch.arange(len(weight), device=weight.device))
+                    self._catch_up_all(weight)
         self._settled = True
 
     def release(self) -> None:
-        """Bring all rows up to date, and take the hooks away."""
+        """Bring all rows up to date, and remove the hooks from the tables."""
         self.settle()
         for hook in self._hooks:
             hook.remove()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on; the tables are as they were saved, with some rows behind."""
-        for weight, saved in zip(self.state, state_dict["state"].values(), strict=True):
+        """Restore the averages and steps of all rows, for tables as they were saved with them."""
+        saved_states = list(state_dict["state"].values())
+        for weight, saved in zip(self.state, saved_states, strict=True):
             _check_state(weight, saved)
         super().load_state_dict(state_dict)
-        for weight, saved in zip(self.state, state_dict["state"].values(), strict=True):
+        for weight, saved in zip(self.state, saved_states, strict=True):
+            state = self.state[weight]
             for name in ("last", "reach"):  # PyTorch has given them the weights' dtype
-                self.state[weight][name] = saved[name].to(weight.device, copy=True)
-            self.state[weight].setdefault("base", 0)  # of a state of before there was one
+                state[name] = saved[name].to(weight.device, copy=True)
+            state.setdefault("base", 0)  # states of earlier versions have none
         self._settled = False
 
     @torch.no_grad()
     @torch.compiler.disable  # type: ignore[untyped-decorator]
-    def _before_look_up(self, weight: Tensor, table: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+    def _before_lookup(self, weight: Tensor, table: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        """Bring the rows that a table is about to read up to date."""
         rows = inputs[0].flatten()
-        if not self._settled and len(rows):
-            first, last = rows.aminmax()
-            if first < 0 or last >= len(weight):  # before the native kernel writes there
-                raise IndexError(
-                    f"Expected ids from 0 to {len(weight) - 1:,}, but found {int(first)} to {int(last)}."
-                )
-            self._catch_up(weight, rows)
+        if self._settled or not len(rows):
+            return
+        first, last = rows.aminmax()
+        if first < 0 or last >= len(weight):  # before the native kernel writes there
+            raise IndexError(
+                f"Expected ids from 0 to {len(weight) - 1:,}, "
+                f"but found {int(first)} to {int(last)}."
+            )
+        self._catch_up(weight, rows)
+
+    def _catch_up_all(self, weight: Tensor) -> None:
+        self._catch_up(weight, torch.arange(len(weight), device=weight.device))
 
     def _catch_up(self, weight: Tensor, rows: Tensor) -> None:
-        """Move rows as if they had had gradients of 0 since their last step; a row may come more than once."""
-        state, (beta1, beta2) = self.state[weight], self.param_groups[0]["betas"]
-        moments, last, now = state["moments"], state["last"], state["step"] - state["base"]
+        """Move rows as if they had had gradients of 0 since their last step.
+
+        Args:
+            weight: The weight of the table, (table rows, width).
+            rows: The numbers of the rows, (n,); a row may appear more than once.
+        """
+        state = self.state[weight]
+        beta1, beta2 = self.param_groups[0]["betas"]
+        now = state["step"] - state["base"]
         if _is_native(weight):
-            rows = rows.to(torch.int64).contiguous()
-            tensors = (weight, moments, last, state["reach"])
-            sizes = (rows.data_ptr(), len(rows), weight.shape[1])
-            _functions().catch_up(
-                *sizes, *(one.data_ptr() for one in tensors), now, beta1, beta2, *_threads()
-            )
+            _native().catch_up(rows, weight, state, now, beta1, beta2)
             return
-        since = last[rows]
+        since = state["last"][rows]
         reach, drag = state["reach"][since].to(weight.dtype).unsqueeze(2).unbind(1)  # (n, 1) each
         missed = (now - since).unsqueeze(1).to(weight.dtype)
-        first, second = moments[rows].unbind(1)  # (n, width) each
+        first, second = state["moments"][rows].unbind(1)  # (n, width) each
         eps = torch.where(reach > 0, drag / reach, 1.0)
         weight[rows] = weight[rows] - reach * first / (second.sqrt() + eps)
-        moments[rows] = torch.stack([first * beta1**missed, second * beta2**missed], dim=1)
-        last[rows] = now
+        decayed = [first * beta1**missed, second * beta2**missed]
+        state["moments"][rows] = torch.stack(decayed, dim=1)
+        state["last"][rows] = now
 
     def _step_one(self, weight: Tensor, state: dict[str, Any], group: dict[str, Any]) -> None:
-        if (
-            weight.grad is not None and ranks.count() > 1
-        ):  # rows that other ranks have read, and this one has not
-            self._catch_up(weight, weight.grad._indices()[0])
+        """Count a step of one table, and move the rows with a gradient."""
+        gradient = weight.grad
+        if gradient is not None and ranks.is_distributed():
+            self._catch_up(weight, gradient._indices()[0])  # rows that only other ranks have read
         if state["step"] - state["base"] == LONGEST:
-            self._catch_up(weight, torch.arange(len(weight), device=weight.device))
-            state.update(
-                base=state["step"],
-                last=torch.zeros_like(state["last"]),
-                reach=state["reach"].new_zeros(WINDOW, 2),
-            )
+            self._restart_count(weight, state)
         state["step"] += 1
         beta1, beta2 = group["betas"]
         correction = math.sqrt(1 - beta2 ** state["step"])
         step = group["lr"] * correction / (1 - beta1 ** state["step"])
         eps = group["eps"] * correction
-        self._reach_further(state, step, eps, group)
-        if weight.grad is not None:
-            self._move(weight, weight.grad, state, group, step, eps)
+        self._extend_reach(state, step, eps, group)
+        if gradient is not None:
+            self._move(weight, gradient, group, step, eps)
+
+    def _restart_count(self, weight: Tensor, state: dict[str, Any]) -> None:
+        """Count the steps from 0 again, so that the memory for them stays bounded."""
+        self._catch_up_all(weight)
+        state["base"] = state["step"]
+        state["last"] = torch.zeros_like(state["last"])
+        state["reach"] = state["reach"].new_zeros(WINDOW, 2)
 
     def _move(
-        self,
-        weight: Tensor,
-        gradient: Tensor,
-        state: dict[str, Any],
-        group: dict[str, Any],
-        step: float,
-        eps: float,
+        self, weight: Tensor, gradient: Tensor, group: dict[str, Any], step: float, eps: float
     ) -> None:
-        """Adam's step for the rows with a gradient."""
-        (beta1, beta2), moments, last, now = (
-            group["betas"],
-            state["moments"],
-            state["last"],
-            state["step"] - state["base"],
-        )
+        """Do Adam's step for the rows with a gradient, with a step size that is bias-corrected."""
+        state = self.state[weight]
+        beta1, beta2 = group["betas"]
+        now = state["step"] - state["base"]
         if _is_native(weight):
-            rows, values = gradient._indices()[0].contiguous(), gradient._values().contiguous()
-            tensors = (values, weight, moments, last, self._first[weight])
-            sizes = (rows.data_ptr(), len(rows), weight.shape[1])
-            _functions().move(
-                *sizes,
-                *(one.data_ptr() for one in tensors),
-                now,
-                beta1,
-                beta2,
-                step,
-                eps,
-                *_threads(),
-            )
+            numbers = (now, beta1, beta2, step, eps)
+            _native().move(gradient, weight, state, self._first[weight], numbers)
             return
-        whole = gradient.coalesce()
-        rows, values = whole.indices()[0], whole.values()
+        gradient = gradient.coalesce()
+        rows = gradient.indices()[0]
+        values = gradient.values()
+        moments = state["moments"]
         first = moments[rows, 0].lerp_(values, 1 - beta1)
         second = moments[rows, 1].lerp_(values.square(), 1 - beta2)
         weight[rows] = weight[rows] - step * first / (second.sqrt() + eps)
         moments[rows] = torch.stack([first, second], dim=1)
-        last[rows] = now
+        state["last"][rows] = now
 
-    def _reach_further(
+    def _extend_reach(
         self, state: dict[str, Any], step: float, eps: float, group: dict[str, Any]
     ) -> None:
-        """How far rows have to go by now that have moved up to each step: the sum of step * ratio**missed, and eps weighed by it.
+        """Add a step to the distance that rows still have to move, by the step of their last move.
 
-        In a step k after its last, a row with averages m and v moves by step * (b1**k m) / (sqrt(b2**k v) + eps).
+        In a step k after its last, a row with averages m and v moves by
+        step * (b1**k m) / (sqrt(b2**k v) + eps). Its reach is the sum of step * ratio**k over the
+        steps that it has missed, and its drag is eps weighted by the same terms.
         """
         now = state["step"] - state["base"]
         if now >= len(state["reach"]):
             state["reach"] = torch.cat([state["reach"], torch.zeros_like(state["reach"])])
         window = state["reach"][max(0, now - WINDOW) : now]
-        window.addcmul_(
-            _falls(*group["betas"], window.device)[-len(window) :],
-            window.new_tensor([step, step * eps]),
-        )
+        decay = _decay(*group["betas"], window.device)[-len(window) :]
+        window.addcmul_(decay, window.new_tensor([step, step * eps]))
+
+
+def _fresh_state(weight: Tensor) -> dict[str, Any]:
+    """Return the state of a table before its first step."""
+    rows, width = weight.shape
+    return {
+        "step": 0,
+        "base": 0,  # the step from which `last` and `reach` count
+        # the averages of the gradient and of its square, side by side
+        "moments": weight.new_zeros(rows, 2, width),
+        # the step up to which each row has moved
+        "last": torch.zeros(rows, dtype=torch.int32, device=weight.device),
+        # by such a step, the reach and the drag of `_extend_reach`
+        "reach": torch.zeros(WINDOW, 2, dtype=torch.float64, device=weight.device),
+    }
 
 
 def _check_state(weight: Tensor, saved: dict[str, Any]) -> None:
-    """Refuse a state that does not belong to a table: the native kernel trusts its shapes, and its steps as places."""
-    rows, width = weight.shape
-    now = saved["step"] - saved.get("base", 0)
-    moments, last, reach = saved["moments"], saved["last"], saved["reach"]
-    plain = all(
-        tensor.layout == torch.strided and tensor.is_contiguous()
-        for tensor in (moments, last, reach)
-    )
-    fits = plain and (moments.shape, last.shape) == ((rows, 2, width), (rows,)) and reach.dim() == 2
-    fits = (
-        fits
-        and (last.dtype, reach.dtype) == (torch.int32, torch.float64)
-        and moments.is_floating_point()
-    )
-    fits = (
-        fits and is_whole(now) and 0 <= now <= LONGEST and now < len(reach) and reach.shape[1] == 2
-    )
-    if not fits or (rows and not 0 <= int(last.min()) <= int(last.max()) <= now):
+    """Refuse a saved state that does not fit a table."""
+    if not _fits(weight, saved):
+        rows, width = weight.shape
         raise TorchleapError(
             f"The state of LazyAdam is not of a table of {rows:,} rows, {width} wide."
         )
 
 
+def _fits(weight: Tensor, saved: dict[str, Any]) -> bool:
+    """Return whether a state fits a table.
+
+    The native kernel trusts its shapes, and uses its steps as indices.
+    """
+    rows, width = weight.shape
+    now = saved["step"] - saved.get("base", 0)
+    moments, last, reach = saved["moments"], saved["last"], saved["reach"]
+    for tensor in (moments, last, reach):
+        if tensor.layout != torch.strided or not tensor.is_contiguous():
+            return False
+    if moments.shape != (rows, 2, width) or not moments.is_floating_point():
+        return False
+    if last.shape != (rows,) or last.dtype != torch.int32:
+        return False
+    if reach.dim() != 2 or reach.shape[1] != 2 or reach.dtype != torch.float64:
+        return False
+    if not is_whole(now) or not 0 <= now <= LONGEST or now >= len(reach):
+        return False
+    return rows == 0 or 0 <= int(last.min()) <= int(last.max()) <= now
+
+
 @cache
-def _falls(beta1: float, beta2: float, device: torch.device) -> Tensor:
-    """How much less a row moves in each step after its last, latest last; and that times the growth of eps, (WINDOW, 2)."""
+def _decay(beta1: float, beta2: float, device: torch.device) -> Tensor:
+    """Return the decay of a row's moves by the steps since its last, and of eps, (WINDOW, 2).
+
+    The longest wait comes first. The second column is the first one times the growth of eps
+    relative to the denominator.
+    """
     missed = torch.arange(WINDOW, 0, -1, dtype=torch.float64, device=device)
     moved = (beta1 / math.sqrt(beta2)) ** missed
     return torch.stack([moved, moved * beta2 ** (-missed / 2)], dim=1)
 
 
-class _Functions:
-    """LazyAdam's part of the native kernel."""
+class _Native:
+    """The functions of native/lazy_adam.c with their signatures."""
 
-    def __init__(self, library: Any) -> None:
-        sizes: list[Any] = [c_void_p, c_int64, c_int64]
-        betas: list[Any] = [c_int32, c_double, c_double]
-        threads: list[Any] = [c_int, c_void_p]
-        self.catch_up = library.torchleap_adam_catch_up
-        self.catch_up.argtypes, self.catch_up.restype = (
-            [*sizes, *[c_void_p] * 4, *betas, *threads],
-            None,
+    def __init__(self, library: Library) -> None:
+        rows = [c_void_p, c_int64, c_int64]  # their numbers, how many, and the width of the table
+        now_and_betas = [c_int32, c_double, c_double]
+        threads = [c_int, c_void_p]
+        self._parallel = library.parallel
+        self._catch_up = library.function(
+            "adam_catch_up", [*rows, *[c_void_p] * 4, *now_and_betas, *threads]
         )
-        self.move = library.torchleap_adam_move
-        self.move.argtypes, self.move.restype = (
-            [*sizes, *[c_void_p] * 5, *betas, c_double, c_double, *threads],
-            None,
+        self._move = library.function(
+            "adam_move", [*rows, *[c_void_p] * 5, *now_and_betas, c_double, c_double, *threads]
+        )
+
+    def catch_up(
+        self,
+        rows: Tensor,
+        weight: Tensor,
+        state: dict[str, Any],
+        now: int,
+        beta1: float,
+        beta2: float,
+    ) -> None:
+        """Do what `LazyAdam._catch_up` defines."""
+        rows = rows.to(torch.int64).contiguous()
+        self._catch_up(
+            rows.data_ptr(),
+            len(rows),
+            weight.shape[1],
+            weight.data_ptr(),
+            state["moments"].data_ptr(),
+            state["last"].data_ptr(),
+            state["reach"].data_ptr(),
+            now,
+            beta1,
+            beta2,
+            torch.get_num_threads(),
+            self._parallel,
+        )
+
+    def move(
+        self,
+        gradient: Tensor,
+        weight: Tensor,
+        state: dict[str, Any],
+        first: Tensor,
+        numbers: tuple[float, ...],
+    ) -> None:
+        """Do what `LazyAdam._move` defines; `numbers` are now, the betas, step size and eps."""
+        rows = gradient._indices()[0].contiguous()
+        values = gradient._values().contiguous()
+        self._move(
+            rows.data_ptr(),
+            len(rows),
+            weight.shape[1],
+            values.data_ptr(),
+            weight.data_ptr(),
+            state["moments"].data_ptr(),
+            state["last"].data_ptr(),
+            first.data_ptr(),
+            *numbers,
+            torch.get_num_threads(),
+            self._parallel,
         )
 
 
 @cache
-def _functions() -> Any:
-    """None where there is no native kernel."""
-    kernel = native.load()
-    return None if isinstance(kernel, str) else _Functions(kernel.functions)
+def _native() -> Any:
+    """Return the native functions, or None where there is no compiled library."""
+    library = load()
+    if library is None:
+        return None
+    return _Native(library)
 
 
 def _is_native(weight: Tensor) -> bool:
+    """Return whether the native kernel moves the rows of this table."""
     return (
         weight.device.type == "cpu"
         and weight.dtype == torch.float32
         and weight.is_contiguous()
-        and _functions() is not None
+        and _native() is not None
     )
-
-
-def _threads() -> tuple[int, int | None]:
-    kernel = native.load()
-    assert not isinstance(kernel, str)
-    return torch.get_num_threads(), kernel.parallel

@@ -200,7 +200,7 @@ class _Stream(Loop):
             torch.zeros(0),
         ]
         self.predicted.clear()
-        label, log_odds = (torch.cat(ranks.gathered(each)) for each in own)
+        label, log_odds = (torch.cat(ranks.all_gather(each)) for each in own)
         try:
             return {
                 "auc": auc(label, log_odds),

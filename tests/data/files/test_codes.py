@@ -6,11 +6,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from torchleap.data.files import codes
-from torchleap.native import library as native
+from torchleap.native import library
 
 WAYS = [codes.PolarsCodes]
-if not isinstance(native.load(), str):
-    WAYS.append(lambda: codes.NativeCodes(native.load().functions))
+if library.load() is not None:
+    WAYS.append(lambda: codes.NativeCodes(library.load()))
 
 texts = st.lists(
     st.one_of(st.none(), st.text(max_size=3), st.sampled_from(["a", "b"])), max_size=40
@@ -44,5 +44,5 @@ def test_many_values(way):
 
 
 def test_without_a_kernel_polars_numbers_them(monkeypatch):
-    monkeypatch.setattr(native, "load", lambda: "there is none")
+    monkeypatch.setattr(codes, "load", lambda: None)
     assert isinstance(codes.new_codes(), codes.PolarsCodes)

@@ -16,7 +16,6 @@ import torchleap as tl
 from tests.data.frames import log
 from torchleap.data.files import codes
 from torchleap.data.files import encoding as applying
-from torchleap.native import library as native
 
 PARTS = ("train", "valid", "test")
 BIG = 2**60
@@ -299,7 +298,7 @@ def test_what_train_rows_do_not_have_is_unseen_and_a_table_does_not_grow(tmp_pat
 
 
 def test_without_a_kernel_polars_looks_up(whole, tmp_path, monkeypatch):
-    monkeypatch.setattr(native, "load", lambda: "there is none")
+    monkeypatch.setattr(codes, "load", lambda: None)
     path, _, task, _ = whole
     encoding = loaded(task, tmp_path / "e")
     assert isinstance(encoding._known[0].encoder.codes, codes.PolarsCodes)

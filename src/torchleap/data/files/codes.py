@@ -1,6 +1,5 @@
 """Distinct values as numbers, in the order in which they first come, block by block."""
 
-import ctypes
 import weakref
 from ctypes import c_int64, c_void_p
 
@@ -8,7 +7,7 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from ...native import library as native
+from ...native.library import Library, load
 
 Rows = NDArray[np.int32]
 
@@ -16,18 +15,16 @@ Rows = NDArray[np.int32]
 class NativeCodes:
     """By a hash table of the native kernel: several times as fast as polars where there are many values."""
 
-    def __init__(self, library: ctypes.CDLL) -> None:
-        library.torchleap_codes_new.restype = c_void_p
-        library.torchleap_codes_free.argtypes = [c_void_p]
-        self._codes_of = library.torchleap_codes_of
-        self._codes_of.argtypes, self._codes_of.restype = (
-            [c_void_p, c_void_p, c_int64, c_void_p, c_void_p],
-            c_int64,
+    def __init__(self, library: Library) -> None:
+        new = library.function("codes_new", [], c_void_p)
+        free = library.function("codes_free", [c_void_p])
+        self._codes_of = library.function(
+            "codes_of", [c_void_p, c_void_p, c_int64, c_void_p, c_void_p], c_int64
         )
-        self._table = library.torchleap_codes_new()
+        self._table = new()
         if not self._table:
             raise MemoryError("There is no memory for a vocabulary.")
-        weakref.finalize(self, library.torchleap_codes_free, self._table)
+        weakref.finalize(self, free, self._table)
         self._fresh: list[pl.Series] = []
         self.count = 0
 
@@ -92,5 +89,7 @@ Codes = NativeCodes | PolarsCodes
 
 def new_codes() -> Codes:
     """The faster of the two that can be had."""
-    kernel = native.load()
-    return PolarsCodes() if isinstance(kernel, str) else NativeCodes(kernel.functions)
+    library = load()
+    if library is None:
+        return PolarsCodes()
+    return NativeCodes(library)
