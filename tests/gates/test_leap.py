@@ -690,13 +690,13 @@ def test_a_constant_with_a_large_mean_is_priced_as_the_median_although_rounding_
 def test_a_probe_opens_closed_gates_and_collects_the_gradient_of_all_shares():
     gates = LeAP({"a": 1, "b": 1}, seed=0)
     set_gates(gates, [0.1, 0.9])
-    gates.probe = torch.zeros(2, requires_grad=True)
+    gates.context.start_probe(gates.theta)
     x = torch.randn(64, 2)
     output = gates(x)
     assert torch.equal(output[:, 0], x[:, 0])
     assert not torch.equal(output[:, 1], x[:, 1])
     output.square().sum().backward()
-    assert (gates.probe.grad != 0).all()
+    assert (gates.context.probe.grad != 0).all()
 
 
 def test_a_part_of_the_columns_is_mixed_and_measured_as_in_the_whole():

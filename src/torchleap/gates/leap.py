@@ -18,6 +18,7 @@ from ..distributed import ranks
 from ..fields import Field, Fields
 from ..mix import Mixed, mix
 from ..mix.shuffle import Shuffle
+from .context import PassContext
 from .guard import guard
 from .settings import Divergence, Settings, check
 from .statistics import AVERAGES, Together, wrapped
@@ -107,22 +108,11 @@ class LeAP(Together):
         start = torch.initial_seed() if seed is None else int(seed)
         self.register_buffer("seed", torch.tensor(wrapped(start)))
         self._warm_up_ahead = warmup > 0
-        self.place = "LeAP"  # how error messages call this module; attach() writes its site here
+        self.context = PassContext()
         self.fields: Fields | None = None
         self.arriving: Fields | None = None  # the same, but not split into dimensions
-        self.passed: dict[
-            str, Any
-        ] = {}  # with several sites: what each received and returned in this pass
-        self.train_gradient: Tensor | None = (
-            None  # of theta, within Plugin.held_out(): what train rows said before
-        )
-        self.held_out = False  # whether only the gates learn, see Plugin.held_out()
-        self.in_pass = False
         self._turns, self._unheard, self._to_tell = {}, {}, {}
         self._protects = False  # whether any field is protected
-        self.probe: Tensor | None = (
-            None  # (G,) zeros that collect the gradient of the shares in a probe, see drift.py
-        )
         self._mask: Tensor | None = None  # (D,) bool, set by masked()
         self.theta = nn.Parameter(
             torch.empty(0, dtype=torch.promote_types(torch.get_default_dtype(), torch.float32))
@@ -148,7 +138,7 @@ class LeAP(Together):
             return
         if self.is_sharded:  # FSDP knows the size that theta had
             raise AttachError(
-                f"{self.place} has to know its fields before fully_shard(). Give attach() fields= or example=."
+                f"{self.context.place} has to know its fields before fully_shard(). Give attach() fields= or example=."
             )
         self.arriving = fields
         self.fields = fields = fields.per_dimension() if self.per_dimension else fields
@@ -203,7 +193,7 @@ class LeAP(Together):
                 column_gate[columns] - gates.start,
                 steps[gates],
             )
-        together = self.is_together
+        together = self.is_synchronised
         seed = self._own_seed() if together else self.seed
         mixed = mix(x, share, column_gate, seed, steps, gates.start, self.shuffle)
         if together:
@@ -248,7 +238,11 @@ class LeAP(Together):
             if self.warmup
             else share
         )
-        return share if self.probe is None else torch.where(share < 0.5, 1.0, share) + self.probe
+        return (
+            share
+            if self.context.probe is None
+            else torch.where(share < 0.5, 1.0, share) + self.context.probe
+        )
 
     # 3.2 Adaptive regularization via permutation divergence
 
@@ -391,7 +385,7 @@ class LeAP(Together):
         """The fields, or an error while they are still to come from the first batch."""
         if self.fields is None:
             raise FieldError(
-                f"{self.place} learns its fields from the first batch, and none has come. Run one batch first."
+                f"{self.context.place} learns its fields from the first batch, and none has come. Run one batch first."
             )
         return self.fields
 
@@ -410,7 +404,7 @@ class LeAP(Together):
         fields = self.known_fields()
         if not bool((self.steps > 0).all()):
             raise FieldError(
-                f"{self.place} has no means to put in place of the fields: no training batch has passed. Train first."
+                f"{self.context.place} has no means to put in place of the fields: no training batch has passed. Train first."
             )
         mask = torch.zeros(fields.dims, dtype=torch.bool)
         for name in kept:
@@ -427,33 +421,33 @@ class LeAP(Together):
         fields = self.known_fields()
         if not isinstance(x, Tensor):
             raise FieldError(
-                f"{self.place} expects a tensor (rows, columns), but receives {type(x).__name__}. Convert it first."
+                f"{self.context.place} expects a tensor (rows, columns), but receives {type(x).__name__}. Convert it first."
             )
         if not x.is_floating_point():
             raise FieldError(
-                f"{self.place} expects floating-point columns, but receives {x.dtype}. "
+                f"{self.context.place} expects floating-point columns, but receives {x.dtype}. "
                 "Ids have to be embedded first: put the gates behind the embedding."
             )
         if x.dim() < 2:
             raise FieldError(
-                f"{self.place} expects (rows, columns) or (rows, fields, width), but receives the shape {tuple(x.shape)}. "
+                f"{self.context.place} expects (rows, columns) or (rows, fields, width), but receives the shape {tuple(x.shape)}. "
                 "Put the gates where whole rows pass."
             )
         if x.device != self.theta.device:
             raise FieldError(
-                f"{self.place} is on {self.theta.device}, but receives a batch on {x.device}. Move one of them: "
+                f"{self.context.place} is on {self.theta.device}, but receives a batch on {x.device}. Move one of them: "
                 f"batch.to({str(self.theta.device)!r})."
             )
         flat = x.flatten(1)
         expected = fields.dims if columns is None else columns.stop - columns.start
         if flat.shape[1] != expected:
             raise FieldError(
-                f"{self.place} receives {flat.shape[1]} columns, but the fields sum to {expected}. {fields.describe()} "
+                f"{self.context.place} receives {flat.shape[1]} columns, but the fields sum to {expected}. {fields.describe()} "
                 "Give the missing field, correct a width, or choose another at=."
             )
         if self.training and self._mask is None and x.shape[0] < 2:
             raise FieldError(
-                f"{self.place} needs at least 2 rows to permute in training, but the batch has {x.shape[0]}. "
+                f"{self.context.place} needs at least 2 rows to permute in training, but the batch has {x.shape[0]}. "
                 "Drop the last partial batch (drop_last=True) or call eval()."
             )
         return flat
@@ -488,11 +482,9 @@ class LeAP(Together):
         self._hear()
         return {
             **self.__dict__,
-            "passed": {},
-            "probe": None,
+            "context": self.context.copy(),
             "_mask": None,
             "process_group": None,
-            "in_pass": False,
         }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -525,7 +517,7 @@ class LeAP(Together):
             ):
                 error_msgs: list[str] = rest[-1]
                 error_msgs.append(
-                    f"The checkpoint's gates belong to {fields}, but {self.place} has {self.arriving}."
+                    f"The checkpoint's gates belong to {fields}, but {self.context.place} has {self.arriving}."
                 )
                 return
         self._warm_up_ahead = self.warmup > 0

@@ -103,7 +103,10 @@ class GateOptimizer(Optimizer):
             state["exp_avg"] = torch.zeros_like(theta)
             state["exp_avg_sq"] = torch.zeros_like(theta)
         # each rank moves its own part of gates that are sharded
-        free, on_train = ranks.own_part(self._gates.free, like=theta), self._gates.train_gradient
+        free, on_train = (
+            ranks.own_part(self._gates.free, like=theta),
+            self._gates.context.train_gradient,
+        )
         theta, gradient, average, squares = map(
             ranks.own_part, (theta, gradient, state["exp_avg"], state["exp_avg_sq"])
         )

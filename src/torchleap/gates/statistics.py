@@ -18,6 +18,7 @@ from .._common.errors import AttachError, FieldError
 from ..distributed import ranks
 from ..fields import Fields
 from ..mix import Mixed
+from .context import PassContext
 
 AVERAGES = ("distance", "square", "common", "spread")  # by gate, see LeAP
 JOINED = "_torchleap_joined"  # marks a DDP module within Plugin.join()
@@ -35,9 +36,7 @@ class Together(nn.Module):
     momentum: float
     sync_every: int
     process_group: Any  # the ranks that train one and the same model; None is all
-    held_out: bool
-    in_pass: bool  # within a pass of the whole model, before the next of which `_hear` is called: until then no rank has to wait
-    place: str
+    context: PassContext
     fields: Fields | None
     _turns: dict[int, int]  # the steps of each site, by its first column
     _to_tell: dict[
@@ -114,7 +113,7 @@ class Together(nn.Module):
             mean[part].mul_(1 - weight).add_(means, alpha=weight * seen)
 
         self._unheard[columns.start] = add
-        if not self.in_pass:
+        if not self.context.running:
             self._hear()
 
     def _hear(self) -> None:
@@ -130,7 +129,7 @@ class Together(nn.Module):
 
     def measure_nothing(self, columns: slice | None = None) -> None:
         """Take part in the other ranks' step without rows of one's own, see `Plugin.join`."""
-        if self.is_together:
+        if self.is_synchronised:
             columns = columns or slice(0, self.known_fields().dims)
             self._own_seed()
             self._measure_together(None, 0, columns, self.known_fields().gates_of(columns))
@@ -148,7 +147,7 @@ class Together(nn.Module):
         return (slice(0, columns) if turn == 0 else slice(start, min(columns, start + room))), parts
 
     @property
-    def is_together(self) -> bool:
+    def is_synchronised(self) -> bool:
         """Whether other ranks train the same gates."""
         return self.sync_every > 0 and ranks.count(self.process_group) > 1
 
@@ -163,7 +162,7 @@ class Together(nn.Module):
         if not self._turns:
             self._meet()
         wrapper = DistributedDataParallel._get_active_ddp_module()  # type: ignore[no-untyped-call]
-        if wrapper is not None and self.held_out:
+        if wrapper is not None and self.context.held_out:
             raise AttachError(
                 "Within held_out() call the model itself, ddp.module: DDP waits for gradients of all its weights."
             )
@@ -179,7 +178,7 @@ class Together(nn.Module):
         differs = ranks.total((told != names).long(), self.process_group)
         if int(differs):
             raise FieldError(
-                f"{self.place} has other fields than on another rank: here {self.fields}. Attach to the same fields on all."
+                f"{self.context.place} has other fields than on another rank: here {self.fields}. Attach to the same fields on all."
             )
         for name in ("seed", "steps", *AVERAGES, "mean"):
             ranks.broadcast(getattr(self, name), self.process_group)
