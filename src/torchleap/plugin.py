@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import asdict
 from typing import Any, Unpack, get_args
 
 import torch
@@ -14,9 +15,10 @@ from ._common.text import plural, table
 from .distributed.fsdp import units, unsharded
 from .fields import Field, Fields
 from .gates.held_out import held_out, rest
-from .gates.leap import BUFFERS, LeAP
+from .gates.leap import LeAP
+from .gates.module import BUFFERS
 from .gates.optimizer import GateOptimizer
-from .gates.settings import Settings
+from .gates.settings import SettingsByName, with_settings_in_signature
 from .gates.statistics import JOINED
 from .gates.trainer import GateTrainer
 from .selection import Selection, select
@@ -38,6 +40,7 @@ from .sites.site import (
 from .surgery import Fill, Plan, prepare
 
 
+@with_settings_in_signature
 def attach(
     model: nn.Module,
     fields: Fields | Mapping[str, int] | Iterable[Field] | None = None,
@@ -46,7 +49,7 @@ def attach(
     side: Side = "input",
     gates: LeAP | None = None,
     example: Any = None,
-    **settings: Unpack[Settings],
+    **settings: Unpack[SettingsByName],
 ) -> "Plugin":
     """Put learnable gates into a model, in place; `Plugin.detach()` undoes it. Build the optimizer afterwards.
 
@@ -141,8 +144,8 @@ class Plugin:
             share=share,
             dims=dims,
             cost=cost,
-            method="leap" if self.gates.adaptive else "leap_base",
-            settings=self.gates.settings,
+            method="leap" if self.gates.settings.adaptive else "leap_base",
+            settings={**asdict(self.gates.settings), "seed": int(self.gates.seed)},
         )
 
     def parameter_groups(self, *, gate_lr: float) -> list[dict[str, Any]]:
@@ -336,7 +339,9 @@ class Plugin:
         if self.gates.fields is None:
             return f"LeAP at {place}: fields come from the first batch"
         if self.gates.warming_up:
-            state = f"warming up, batch {int(self.gates.steps.max())} of {self.gates.warmup}"
+            state = (
+                f"warming up, batch {int(self.gates.steps.max())} of {self.gates.settings.warmup}"
+            )
         elif not self.gates.moved:
             state = "gates not moved yet"
         else:
@@ -373,7 +378,7 @@ class Plugin:
                 "a model that was compiled before attach() has to be compiled again."
             )
         if self.gates.warming_up:
-            return f"select() needs trained gates, but they are still warming up: batch {steps} of warmup={self.gates.warmup}."
+            return f"select() needs trained gates, but they are still warming up: batch {steps} of warmup={self.gates.settings.warmup}."
         return (
             f"select() needs trained gates, but after {plural(steps, 'training step')} none has moved. "
             "The optimizer was probably built before attach(), so it does not hold the gates: build it afterwards. "

@@ -88,7 +88,7 @@ class GateOptimizer(Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        self._gates._hear()  # also of values that no gate must learn from
+        self._gates.wait_for_ranks()  # also of values that no gate must learn from
         for group in self.param_groups:
             for theta in group["params"]:
                 if theta.grad is not None:  # as during the warm-up, see guard.py

@@ -384,7 +384,7 @@ class Whole:
         if self.example is None:
             self.example = few_rows((args, kwargs))
         if (gates := self._gates(model)) is not None:
-            gates._hear()
+            gates.wait_for_ranks()
             gates.context.begin()
 
     def end(self, model: nn.Module, args: tuple[Any, ...], output: Any) -> None:
