@@ -1,4 +1,4 @@
-"""LeAP's schedule: from which rows the gates learn, how long they warm up, how the pressure rises, and what is scored."""
+"""LeAP as a method: the rows that gates learn from, their warm-up, their schedule and scores."""
 
 from dataclasses import asdict
 from types import SimpleNamespace
@@ -27,7 +27,7 @@ def search(task):
 
 
 def started(search, method, **training):
-    """The hook and the plugin that a search begins with, at the point where training would begin."""
+    """Return the hook and the plug-in of a search, where training would begin."""
     seen = []
 
     class Untrained(Search):

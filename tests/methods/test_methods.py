@@ -161,7 +161,7 @@ def test_unknown_names_are_refused(task):
 
 
 def test_a_search_that_is_resumed_ends_with_the_same_gates(task, tmp_path):
-    """A hook's state goes into checkpoints: the optimizer of the gates and their place among the validation rows."""
+    """Checkpoints contain the gates' trainer and the position among the validation rows."""
 
     class Stop(Hook):
         def after_step(self, run):

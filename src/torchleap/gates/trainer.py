@@ -1,4 +1,4 @@
-"""How gates are trained beside a model: one object that owns the whole schedule."""
+"""How gates are trained beside a model: one object that owns the schedule."""
 
 from collections.abc import Callable
 from typing import Any
