@@ -1,3 +1,5 @@
+"""attach and Plugin: put gates into any model, train, select, prune, and take them out again."""
+
 import copy
 import io
 import pickle
@@ -12,7 +14,7 @@ from torch.nn import functional
 import torchleap as tl
 from tests.rankers import FIELDS, ByName, WideAndDeep, mlp, train
 from torchleap import AttachError, FieldError, LeAP, SelectionError
-from torchleap.sites.site import Whole, hooks_of
+from torchleap.sites.model import ModelHooks, hooks_of
 
 # Reversible, copyable, compilable
 
@@ -147,7 +149,7 @@ def test_hooks_added_to_an_unpickled_model_do_not_displace_the_gates():
 
 
 def replicate(network):
-    """What nn.DataParallel does, on one device: shallow copies with plain tensors in place of parameters."""
+    """Copy as nn.DataParallel does, on one device: with plain tensors in place of parameters."""
     replicas = {module: module._replicate_for_data_parallel() for module in network.modules()}
     for module, replica in replicas.items():
         for name, child in module._modules.items():
@@ -631,7 +633,7 @@ def test_surgery_is_tried_on_the_example_or_else_on_the_first_batch():
         model = nn.Sequential(nn.Linear(8, 1))
         plugin = tl.attach(model, FIELDS, at="0", example=given)
         model(first)
-        whole = next(hook for _, hook in hooks_of(model) if isinstance(hook, Whole))
+        whole = next(hook for _, hook in hooks_of(model) if isinstance(hook, ModelHooks))
         args, kwargs = whole.example
         assert torch.equal(args[0], kept)
         assert kwargs == {}

@@ -23,7 +23,7 @@ from ._common.errors import TorchleapError
 from ._common.files import append, make_folder, write_atomically
 from ._common.text import plural
 from .plugin import attached
-from .sites.site import sites_of
+from .sites.model import sites_of
 from .training.fit import Hook, Run
 
 if TYPE_CHECKING:

@@ -28,7 +28,7 @@ HOW = ("whole", "layer")
 
 
 def shard(model: nn.Module, how: str) -> nn.Module:
-    """As one unit, which stays whole from its forward pass to its backward pass, or layer by layer, sharded between them."""
+    """Shard as one unit, complete between forward and backward pass, or layer by layer."""
     from torch.distributed.fsdp import fully_shard
 
     if how == "layer":
