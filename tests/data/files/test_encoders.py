@@ -6,8 +6,7 @@ import pytest
 
 import torchleap as tl
 from tests.data.files.test_read import values_of
-from torchleap.data.files.encoders import scales
-from torchleap.data.files.encoders import stable_hash
+from torchleap.data.files.encoders import scales, stable_hash
 
 HASHES = {
     "": 0,

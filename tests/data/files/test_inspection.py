@@ -331,7 +331,7 @@ def test_progress_counts_columns():
         ({"rows": 0}, "rows must be a whole number of at least 1, but is 0."),
         (
             {"label": "click", "threshold": 1, "positive": 1},
-            "These settings cannot be used: expected threshold= or positive=, but found both.",
+            "Expected threshold= or positive=, but found both.",
         ),
         (
             {"threshold": 1},

@@ -207,7 +207,7 @@ def _check(
         raise DataError(f"rows must be a whole number of at least 1, but is {rows!r}.")
     problems = list(label_problems(threshold, positive))
     if problems:
-        raise DataError(f"These settings cannot be used: {'; '.join(problems)}.")
+        raise DataError(f"{'; '.join(problems)}.")
     if label is None and (threshold is not None or positive is not None):
         raise DataError(
             "threshold= and positive= say how to read the label, but there is none. "

@@ -35,7 +35,7 @@ Counts = Sequence[tuple[str, int]]  # the values of a label, and the number of r
 def label_problems(threshold: Any, positive: Any) -> Iterator[str]:
     """Yield what is wrong with the settings that make a label, as sentences without a full stop."""
     if threshold is not None and positive is not None:
-        yield "expected threshold= or positive=, but found both"
+        yield "Expected threshold= or positive=, but found both"
     if threshold is not None and not is_number(threshold):
         yield f"threshold must be a number, but is {threshold!r}"
     if positive is not None and not isinstance(plain(positive), str | int | float):

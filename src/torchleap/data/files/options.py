@@ -79,7 +79,7 @@ class ReadOptions:
     def __post_init__(self) -> None:
         problems = list(self._problems())
         if problems:
-            raise DataError(f"These settings cannot be used: {'; '.join(problems)}.")
+            raise DataError(f"{'; '.join(problems)}.")
         objective_of(self.objective)
         splits.check_shares(self.shares)
         min_count = 1 if self.min_count is None else self.min_count
