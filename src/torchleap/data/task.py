@@ -69,7 +69,7 @@ class Task:
         )
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return what a worker needs: the place of the rows. The first process holds the folder."""
+        """Return the state for a worker, without the temporary folder, which its owner holds."""
         return {**vars(replace(self, keep=None))}
 
     def __copy__(self) -> "Task":

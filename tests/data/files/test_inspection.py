@@ -134,12 +134,12 @@ def test_a_share_short_of_all_does_not_read_as_all():
 @pytest.mark.parametrize("sign", [1, -1])
 def test_a_number_that_tells_the_label_is_noted(sign):
     data = frame(leak=sign * (LABEL + 0.1 * NOISE))
-    assert notes(data, "leak", label="click") == ("tells the label: AUC 1.000",)
+    assert notes(data, "leak", label="click") == ("predicts the label: AUC 1.000",)
 
 
 def test_a_category_that_tells_the_label_is_noted():
     words = np.where(LABEL == 1, DICE.choice(["a", "b"], ROWS), DICE.choice(["c", "d", "e"], ROWS))
-    assert notes(frame(leak=words), "leak", label="click") == ("tells the label: AUC 1.000",)
+    assert notes(frame(leak=words), "leak", label="click") == ("predicts the label: AUC 1.000",)
 
 
 def test_a_number_that_is_missing_where_the_label_is_0_tells_it():
@@ -148,12 +148,12 @@ def test_a_number_that_is_missing_where_the_label_is_0_tells_it():
             pl.Series(LABEL == 1), pl.Series([None] * ROWS, dtype=pl.Float64)
         )
     )
-    assert notes(data, "refund", label="click") == ("tells the label: AUC 1.000",)
+    assert notes(data, "refund", label="click") == ("predicts the label: AUC 1.000",)
 
 
 def test_a_code_whose_middle_value_tells_the_label_is_noted():
     data = frame(code=np.where(LABEL == 1, 50, DICE.choice([0, 20, 70, 100], ROWS)))
-    assert notes(data, "code", label="click") == ("tells the label: AUC 1.000",)
+    assert notes(data, "code", label="click") == ("predicts the label: AUC 1.000",)
 
 
 def test_values_that_were_not_seen_before_tell_nothing():
@@ -168,7 +168,7 @@ def test_leaks_are_found_though_labels_alternate():
             "leak": np.char.add(np.where(label, "p", "n"), DICE.integers(0, 9, ROWS).astype(str)),
         }
     )
-    assert notes(data, "leak", label="click") == ("tells the label: AUC 1.000",)
+    assert notes(data, "leak", label="click") == ("predicts the label: AUC 1.000",)
 
 
 def test_few_rows_tell_too_little_for_a_leak():

@@ -1,7 +1,6 @@
-"""Any file or frame becomes a task: the same rows, encoded by what train rows teach, whatever they come from."""
+"""Any file or frame becomes a task: the same rows, encoded by what train rows teach."""
 
 import gzip
-import json
 import subprocess
 import sys
 import threading
@@ -15,19 +14,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import torchleap as tl
+from tests.data.files.reading import (
+    in_order,
+    refuse,
+    values_of,
+)
 from tests.data.frames import ids_row_by_row, log
 
 TEXT = ["click", "user", "city", "price", "age", "time"]  # columns that CSV can hold
-
-
-def values_of(task, name, part="train"):
-    rows = getattr(task, part).all()
-    column = task.columns[task.fields.index(name)]
-    return (rows.ids if column.is_ids else rows.numbers)[:, task.slots(ids=column.is_ids)[name]]
-
-
-def in_order(frame, **settings):
-    return tl.data.read(frame, label="click", split="order", **settings)
 
 
 def test_kinds_and_widths_are_inferred():
@@ -318,15 +312,6 @@ def test_progress_tells_what_is_done_and_of_how_much():
     assert seen[-1] == ("encoding", 7, 7)
 
 
-# Bad input: one clear sentence each
-
-
-def refuse(message, data, **settings):
-    with pytest.raises(tl.DataError, match=message) as caught:
-        tl.data.read(data, **{"label": "click", **settings})
-    assert "\n" not in str(caught.value)
-
-
 def test_what_is_not_there_is_named(tmp_path):
     refuse("There is no file .*nowhere.csv", tmp_path / "nowhere.csv")
     refuse("There is no file to read in", tmp_path)
@@ -339,6 +324,18 @@ def test_what_is_not_there_is_named(tmp_path):
     refuse("Expected a path or a frame", 7)
     refuse("No input column is left", log(), only=[])
     refuse("take several names", log(), drop="age")
+
+
+def test_a_task_carries_its_objective():
+    task = in_order(log(), objective="binary")
+    assert task.objective is tl.objectives.OBJECTIVES["binary"]
+    assert task.only(["age"]).objective is task.objective
+    refuse("There is no objective 'binray'. Did you mean 'binary'", log(), objective="binray")
+    refuse("There is no objective 5", log(), objective=5)
+
+
+def test_all_bad_settings_are_reported_together():
+    refuse("split must be one of .*; seed must be a whole number", log(), split="hour", seed=-1)
 
 
 def test_bad_settings_are_refused(tmp_path):
@@ -527,18 +524,6 @@ def test_any_damage_to_a_csv_file_is_read_or_refused(data, tmp_path_factory):
         ]
     else:
         assert torch.isfinite(task.train.all().numbers).all()
-
-
-def test_the_manifest_is_plain_json():
-    task = in_order(log())
-    content = json.loads((task.folder / "task.json").read_text())
-    assert content["rows"] == {"train": 480, "valid": 60, "test": 60}
-    (task.folder / "task.json").write_text("{")
-    with pytest.raises(tl.DataError, match="does not hold encoded data"):
-        tl.data.Task.load(task.folder)
-    (task.folder / "task.json").write_text('{"format": 99}')
-    with pytest.raises(tl.DataError, match="expected encoded data of format 2, but found 99"):
-        tl.data.Task.load(task.folder)
 
 
 def test_long_numbers_are_ids_and_blank_cells_are_missing(tmp_path):

@@ -10,11 +10,14 @@ import pytest
 import torch
 
 import torchleap as tl
-from tests.data.files.test_read import in_order, refuse, values_of
+from tests.data.files.reading import (
+    RAW,
+    in_order,
+    refuse,
+    values_of,
+)
 from tests.data.frames import log
 from torchleap.data.files import splits
-
-RAW = {"kind": "numeric", "scale": "none"}
 
 
 def frame_of(rows=200, **columns):

@@ -9,7 +9,7 @@ The way of a row through this room:
     encoders/      one encoder per kind of column
     cache.py       the result is kept, so that a file is encoded once
     encoding.py    new rows for a trained model are encoded by what was learned
-    inspection.py  what each column holds, and which look wrong
+    inspection.py  the facts about each column, and its possible problems
 
 `read.py` puts these steps together.
 """

@@ -75,9 +75,9 @@ def _cast_value(
 
 
 def _as_whole_text(value: pl.Expr) -> pl.Expr:
-    """Return fractions as text, whole ones as whole numbers.
+    """Return fractions as text, as whole numbers where they are.
 
-    So pandas writes whole numbers of which some are missing.
+    In pandas, whole numbers become fractions when some rows have no value.
     """
     number = value.cast(pl.Float64)
     whole = number.cast(pl.Int64, strict=False)

@@ -25,7 +25,7 @@ def cache_folder(beside: Path | None, wanted: str | os.PathLike[str] | None) -> 
     Args:
         beside: The folder of the data; None if it has none. It is used if it can be written to
             and nothing else is wanted; otherwise the user's own cache is.
-        wanted: The folder that the user names; None looks at the variable TORCHLEAP_CACHE.
+        wanted: The folder that the user names; None uses the variable TORCHLEAP_CACHE, if set.
     """
     named = wanted or os.environ.get(VARIABLE)
     if named:

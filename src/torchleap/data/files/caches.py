@@ -41,7 +41,7 @@ def cache_folders(place: Path) -> list[Path]:
 
 
 def cached_in(folder: Path) -> list[Cached]:
-    """Return what torchleap has written to a cache; nothing else, and no link, is looked at."""
+    """Return what torchleap has written to a cache; anything else, and any link, is ignored."""
     return [_cached(entry) for entry in sorted(folder.iterdir()) if _is_ours(entry)]
 
 

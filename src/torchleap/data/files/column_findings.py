@@ -74,7 +74,7 @@ def _twin_findings(
         return
     found = _auc_of(seen, target.to_numpy())
     if found >= LEAK:
-        yield Finding("leak", seen.name, f"tells the label: AUC {found:.3f}", unless_known)
+        yield Finding("leak", seen.name, f"predicts the label: AUC {found:.3f}", unless_known)
 
 
 def _auc_of(seen: SeenColumn, label: Floats) -> float:

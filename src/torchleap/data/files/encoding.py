@@ -61,7 +61,7 @@ def save_encoding(
 
 
 def _saved(task: Task, column: TaskColumn) -> SavedColumn:
-    """Return what the folder of a task holds about a column."""
+    """Return a column with its vocabulary and type, from the folder of a task."""
     path = task.verified(Path(column.file).with_suffix(".parquet").name)
     try:
         stored = pl.read_parquet(path, glob=False)
@@ -79,7 +79,7 @@ def _saved(task: Task, column: TaskColumn) -> SavedColumn:
 
 @dataclass(frozen=True)
 class Encoding:
-    """What train rows have taught, to encode new rows by.
+    """The encoding of a task's columns, applied to new rows.
 
     New rows must have its columns, and may have others.
     """

@@ -28,7 +28,7 @@ LARGEST = 1 << 20  # slots that one column of a row may have
 
 
 class SavedColumn(NamedTuple):
-    """What a saved encoding holds about a column.
+    """One column of a saved encoding.
 
     Attributes:
         column: Its settings, and the facts that train rows have taught.
@@ -68,7 +68,7 @@ def write_encoding(folder: Path, columns: Sequence[SavedColumn]) -> None:
 
 
 def read_encoding(folder: Path) -> list[SavedColumn]:
-    """Return the columns of an encoding; a ValueError or the like says what is wrong with it."""
+    """Return the columns of an encoding; a damaged one is a ValueError or the like."""
     content = parse_json(_content(folder, MANIFEST))
     if content["format"] != FORMAT:
         raise ValueError(f"expected format {FORMAT}, but found {content['format']!r}")

@@ -1,4 +1,4 @@
-"""Findings: what looks wrong with a file, the worst first, with a cure for each."""
+"""Findings: possible problems of a file, the worst first, with a cure for each."""
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
@@ -90,7 +90,7 @@ def _mostly(values: pl.Series, pattern: str) -> bool:
 
 
 def renamed_findings(names: Sequence[str]) -> Iterator[Finding]:
-    """Yield the columns of CSV whose name occurs twice, the second of which polars renamed."""
+    """Yield the columns of CSV that polars renamed, since their name occurs twice."""
     for name in names:
         first = header_name(name)
         if first != name and first in names:

@@ -9,7 +9,7 @@ from ..._common.plain import parse_json
 from .formats import FORMATS
 from .packed import PACKED, beginning
 
-HEAD = 4096  # bytes that are looked at
+HEAD = 4096  # bytes that are read
 KNOWN = "Parquet, CSV, TSV or Arrow"
 LOOKED_AT = 64  # bytes by which UTF-16 is recognised
 TEXT_CONTROLS = b"\t\n\v\f\r\x01\x02\x03\x1c\x1d\x1e\x1f"  # some databases separate columns so
@@ -89,7 +89,7 @@ def refuse_foreign(file: Path, ending: str) -> None:
     """Raise a DataError on a file of a format that is not read, or not by this ending.
 
     Args:
-        file: The file, of which the first bytes are read.
+        file: The file; its first bytes are read.
         ending: The ending by which the file would be read, such as ".csv".
     """
     with file.open("rb") as content:

@@ -1,4 +1,4 @@
-"""inspect: what each column of a file holds, and which columns look wrong."""
+"""inspect: the facts about each column of a file, and the problems that it may have."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -37,7 +37,7 @@ class ColumnFacts:
         distinct: The number of different values, without missing ones.
         common: The fraction of rows with the most common value.
         common_value: The most common value as text; None if that is a missing one.
-        notes: What looks wrong.
+        notes: Possible problems.
     """
 
     name: str
@@ -56,7 +56,7 @@ class Inspection:
 
     Attributes:
         source: The path of the file, or "the frame".
-        rows: The number of rows that were looked at.
+        rows: The number of rows that were inspected.
         all_rows: Whether these were all rows, and not the first ones.
         label: The name of the label's column; None if there is none.
         base_rate: The fraction of rows with label 1; None without a label.
@@ -107,7 +107,7 @@ class Inspection:
             lines.append(f"  {name}  {'; '.join(column.notes)}")
         if not lines:
             return "No column looks wrong."
-        return "\n".join(["Worth a look:", *lines])
+        return "\n".join(["Worth checking:", *lines])
 
 
 def inspect(
@@ -122,15 +122,15 @@ def inspect(
     names: Sequence[str] | None = None,
     progress: Progress | None = None,
 ) -> Inspection:
-    """Look at the first rows of a file or frame; with a label also for columns that give it away.
+    """Inspect the first rows of a file or frame; with a label also columns that give it away.
 
     Args:
         data: A file, a folder, a pattern or a frame, as for `read`.
-        label: The column to predict; None looks at the columns alone.
+        label: The column to predict; None inspects the columns alone.
         threshold: The label is 1 where its column is above this number, as for `read`.
         positive: The label is 1 where its column has this value, as for `read`.
-        only: The columns to look at, besides the label; None looks at all.
-        rows: The number of rows to look at, at most.
+        only: The columns to inspect, besides the label; None inspects all.
+        rows: The number of rows to inspect, at most.
         separator: The character between the columns of CSV; None finds it in the first line.
         names: The names of the columns of CSV files without a header; None if they have one.
         progress: Called with the step, how many columns are done, and of how many.
@@ -173,7 +173,7 @@ def _look(
 
     Args:
         source: The first rows.
-        names: The columns to look at.
+        names: The columns to inspect.
         rows: The number of rows.
         target: The label as numbers, by its name; None if there is none.
         progress: Called after each column.

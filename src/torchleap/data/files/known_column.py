@@ -19,7 +19,7 @@ class KnownColumn:
     A vocabulary no longer grows: values that it lacks are unseen.
 
     Args:
-        saved: What a saved encoding holds about the column.
+        saved: The column of a saved encoding.
     """
 
     def __init__(self, saved: SavedColumn) -> None:

@@ -62,7 +62,7 @@ def obvious_positive(values: Sequence[str]) -> str | None:
 
 
 def _word(value: str) -> str:
-    """Return a value in small letters; 1.0 as 1."""
+    """Return a value in lower case; 1.0 as 1."""
     return re.sub(r"^([+-]?\d+)\.0+$", r"\1", value.strip().casefold())
 
 

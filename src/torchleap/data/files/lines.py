@@ -76,8 +76,8 @@ def _not_utf8(line: bytes) -> str:
 def short_line(file: Path, mark: bytes) -> str:
     """Return what is wrong with the first line that has fewer columns than the first line.
 
-    The text is empty if there is no such line, or if the file has quotes. Lines are looked at
-    only if there are too few separators in all.
+    The text is empty if there is no such line, or if the file has quotes. Lines are read
+    one by one only if there are too few separators in all.
 
     Args:
         file: A CSV file that is not packed.

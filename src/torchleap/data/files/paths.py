@@ -55,7 +55,7 @@ def find_files(path: Path, known: Collection[str]) -> FoundFiles:
     except (OSError, ValueError, NotImplementedError) as error:
         # the name is too long, or pathlib does not know the pattern
         reason = getattr(error, "strerror", None) or error
-        raise DataError(f"{str(path)[:80]!r} cannot be looked for: {reason}.") from error
+        raise DataError(f"{str(path)[:80]!r} cannot be found: {reason}.") from error
     endings = {ending_of(file) for file in files}
     if len(endings) > 1:
         raise DataError(
@@ -68,7 +68,7 @@ def find_files(path: Path, known: Collection[str]) -> FoundFiles:
 
 
 def ending_of(file: Path) -> str:
-    """Return the ending of a file in small letters, without that of its packing.
+    """Return the ending of a file in lower case, without that of its packing.
 
     >>> ending_of(Path("log.CSV.gz")), ending_of(Path("train.gz"))
     ('.csv', '.csv')

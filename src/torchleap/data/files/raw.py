@@ -17,7 +17,7 @@ from .encoders import Array, Encoder, Numbers
 from .options import Progress
 from .source import Source, explained
 
-CHUNK = 8 << 20  # bytes of a raw column that are looked at together
+CHUNK = 8 << 20  # bytes of a raw column that are read together
 
 
 class Raw:

@@ -28,7 +28,7 @@ from .source import Change, Source, expected_rows
 
 
 class NamedChange(NamedTuple):
-    """A change of every source before its columns are looked at.
+    """A change of every source before its columns are read.
 
     Attributes:
         name: A name by which the cache knows the change.
@@ -130,7 +130,7 @@ def read_sources(
     Args:
         sources: The rows.
         options: The options of `read`.
-        change: A change of every source before its columns are looked at; None changes nothing.
+        change: A change of every source before its columns are read; None changes nothing.
     """
     if change is not None:
         sources = [source.changed(change.change) for source in sources]

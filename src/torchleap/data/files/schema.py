@@ -18,7 +18,7 @@ FEW_VALUES = 10  # whole numbers with at most that many values are categories
 MOSTLY_NUMBERS = 0.95  # from this fraction on, text among numbers is an error, not a category
 EXACT = 2**53  # the largest whole number up to which a float holds all
 MISSING_TEXT = ("", "NA", "N/A", "nan", "NaN", "null", "NULL", "None")
-LONG_ID = r"^[+-]?\d{16,}$"  # a whole number of which a float would lose digits
+LONG_ID = r"^[+-]?\d{16,}$"  # a whole number with more digits than a float holds
 _ID_LIKE = re.compile(r"(^|[_.\s-])(id|ids|uid|code|zip|zipcode|hash|key)$|[a-z]Id$", re.IGNORECASE)
 
 GivenColumn = Column | Kind | Mapping[str, Any]

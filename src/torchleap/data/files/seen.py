@@ -1,4 +1,4 @@
-"""Seen columns: the values of one column as `inspect` looks at them, and of all together."""
+"""Seen columns: the values of one column as `inspect` sees them, and of all together."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -18,7 +18,7 @@ from .source import MOST_ROWS, SAMPLE_ROWS, Source
 
 @dataclass(frozen=True)
 class SeenColumn:
-    """A column as it is looked at.
+    """A column as `inspect` sees it.
 
     Attributes:
         name: The name of the column.

@@ -15,7 +15,7 @@ from .packed import PACKED
 
 BLOCK = 1 << 17  # rows that are read at once
 SAMPLE_ROWS = 20_000  # from which kinds are inferred
-COUNTED = 2_000_000  # rows up to which the line of a row is looked for
+COUNTED = 2_000_000  # rows up to which messages name the line of a row
 MOST_ROWS = 1 << 31  # of a frame; polars counts with 32 bits
 PIECES = 64  # of a file that its fingerprint reads
 PIECE = 1 << 16  # bytes
@@ -185,7 +185,7 @@ def _fingerprint(file: Path) -> str:
 
 
 def explained(error: Exception, source: Source) -> DataError:
-    """Return what polars found wrong with a source, with the line where that can be found."""
+    """Return the error of polars about a source as one sentence, with its line if it is known."""
     if isinstance(error, pl.exceptions.NoDataError):
         return DataError(f"{source.name} is empty.")
     if source.text:

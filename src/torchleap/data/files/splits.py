@@ -74,7 +74,7 @@ def by_group(
 
 
 def scattered(numbers: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """Return numbers that look random, even for numbers that differ in one bit (splitmix64)."""
+    """Return a hash of each number (splitmix64), unrelated for numbers that differ in one bit."""
     with np.errstate(over="ignore"):
         for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
             numbers = (numbers ^ (numbers >> np.uint64(shift))) * np.uint64(factor)

@@ -71,7 +71,7 @@ class LogField:
 
     @property
     def cardinality(self) -> int:
-        """The number of ids, the first of which, 0, is the default; 0 for other kinds.
+        """The number of ids, where id 0 is the default; 0 for other kinds.
 
         Wide tables have more, and a copy has as many as its source.
         """

@@ -130,7 +130,7 @@ class KnownTruth:
 
         Args:
             name: The name of the field.
-            x: All fields, of which the earlier ones are drawn, (rows, D).
+            x: All fields; the earlier ones are already drawn, (rows, D).
             block: The field's own columns of x, (rows, width).
             rng: The random numbers of the rows.
         """

@@ -1,7 +1,7 @@
 """Encoder: the steps from the column of a file to the numbers that a model gets.
 
 A column is encoded in two steps. `read` turns blocks of the file into a raw array as they come,
-before it is known which rows train. Then `learn` looks at the raw train rows alone, and `encode`
+before it is known which rows train. Then `learn` reads the raw train rows alone, and `encode`
 makes the final array from any raw rows.
 """
 

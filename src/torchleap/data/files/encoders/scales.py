@@ -8,12 +8,12 @@ import numpy as np
 from .base import Array
 
 SAMPLE = 1 << 17  # values from which quantiles and the most common value are found
-VECTORS = 10_000  # vectors in which the most common one is looked for: rows take longer to sort
+VECTORS = 10_000  # vectors among which the most common one is found: they take longer to sort
 
 
 @lru_cache(maxsize=1)  # the same for all columns
 def some_of(rows: int) -> Array:
-    """Return rows to look at, in order: at random, since every n-th row may miss a pattern."""
+    """Return a sample of the rows, in order: at random, since every n-th row may miss a pattern."""
     if rows <= SAMPLE:
         return np.arange(rows)
     return np.unique(np.random.default_rng(0).integers(0, rows, SAMPLE))

@@ -5,7 +5,9 @@ import polars as pl
 import pytest
 
 import torchleap as tl
-from tests.data.files.test_read import values_of
+from tests.data.files.reading import (
+    values_of,
+)
 from torchleap.data.files.encoders import scales, stable_hash
 
 HASHES = {
