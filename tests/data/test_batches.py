@@ -51,7 +51,7 @@ def test_an_epoch_has_every_row_once_and_the_last_batch_is_smaller(task, memory,
 
 
 @pytest.mark.parametrize("memory", [True, False])
-def test_each_epoch_shuffles_anew_and_a_seed_repeats_it(task, memory):
+def test_each_epoch_shuffles_again_and_a_seed_repeats_it(task, memory):
     first, second = (
         task.train.batches(50, shuffle=True, memory=memory),
         task.train.batches(50, shuffle=True, memory=memory),
@@ -96,7 +96,7 @@ def test_shards_share_the_rows_out(task, count, size, memory, shuffle):
     shuffle=st.booleans(),
     epochs=st.integers(0, 2),
 )
-def test_an_epoch_goes_on_in_the_middle(task, size, stop, memory, shuffle, epochs):
+def test_an_epoch_resumes_in_the_middle(task, size, stop, memory, shuffle, epochs):
     first = task.train.batches(size, shuffle=shuffle, memory=memory)
     for _ in range(epochs):
         list(first)
@@ -111,7 +111,7 @@ def test_an_epoch_goes_on_in_the_middle(task, size, stop, memory, shuffle, epoch
     assert first.state_dict() == second.state_dict()
 
 
-def test_a_place_in_other_batches_is_refused(task):
+def test_a_position_in_other_batches_is_refused(task):
     with pytest.raises(
         tl.DataError, match="Expected the position in batches with size=10, but found size=20"
     ):
@@ -166,7 +166,7 @@ def test_a_loop_over_workers_that_was_left_counts_for_nothing(task):
 
 
 @pytest.mark.parametrize("memory", [True, False])
-def test_workers_go_on_in_the_middle_of_an_epoch(task, memory):
+def test_workers_resume_in_the_middle_of_an_epoch(task, memory):
     alone, shared = (task.train.batches(96, shuffle=True, memory=memory) for _ in range(2))
     iterator = iter(alone)
     for _ in range(3):

@@ -58,7 +58,7 @@ def test_fewer_fields_need_no_new_encoding(task):
         task.only([])
 
 
-def test_damaged_columns_are_told():
+def test_damaged_columns_are_refused():
     task = tl.data.read(log(), label="click")
     path = task.folder / "0.bin"
     path.write_bytes(path.read_bytes()[:100])
@@ -66,7 +66,7 @@ def test_damaged_columns_are_told():
         task.test.all()
 
 
-def test_a_vocabulary_that_is_gone_is_told(tmp_path):
+def test_a_vocabulary_that_is_gone_is_refused(tmp_path):
     log().write_parquet(tmp_path / "log.parquet")
     task = tl.data.read(tmp_path / "log.parquet", label="click", columns={"city": {"buckets": 5}})
     with pytest.raises(tl.DataError, match="'city' has no vocabulary: it holds hashed categories"):

@@ -1,4 +1,4 @@
-"""Hostile data: caches, encodings, archives, packed files, records and settings; none runs code or writes elsewhere."""
+"""Hostile caches, encodings, archives, records and settings run no code, write nothing."""
 
 import contextlib
 import gzip
@@ -70,7 +70,7 @@ def test_a_lock_that_is_there_is_not_emptied(tmp_path):
 
 def test_no_flipped_bit_of_a_cache_is_accepted(task, tmp_path):
     def read(folder):
-        checksums._known.cache_clear()  # a clock of milliseconds cannot tell two changes of this test apart
+        checksums._known.cache_clear()  # two changes may be in one millisecond of the clock
         found = tl.data.Task.load(folder)
         save_encoding(found, tmp_path / "encoding")
         return [rows.all() for rows in (found.train, found.valid, found.test)], found.vocabulary(

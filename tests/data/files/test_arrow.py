@@ -85,7 +85,7 @@ def test_the_notes_of_a_writer_are_not_trusted(tmp_path, capfd):
     assert "panicked" not in capfd.readouterr().err
 
 
-def test_files_with_other_columns_or_types_than_the_first_are_told(tmp_path):
+def test_files_with_other_columns_or_types_than_the_first_are_refused(tmp_path):
     FRAME.write_parquet(tmp_path / "0.parquet")
     for other, told in (
         (FRAME.drop("x"), "it lacks 'x'"),

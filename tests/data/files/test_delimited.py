@@ -56,7 +56,7 @@ def test_packed_csv_that_is_damaged_in_its_middle(tmp_path):
 
 
 @pytest.mark.parametrize("cell", [b"\xff\xfe", b"\0" * 500, b'"', b'"a\n"b', b"9" * 5000])
-def test_cells_of_csv_that_are_no_cells(tmp_path, cell):
+def test_cells_of_csv_that_are_not_cells(tmp_path, cell):
     lines = FRAME.write_csv().encode().split(b"\n")
     (tmp_path / "log.csv").write_bytes(
         b"\n".join([*lines[:300], b"0," + cell + b",c1", *lines[300:]])
@@ -107,7 +107,8 @@ def test_a_line_with_too_few_columns_is_refused(tmp_path):
     for end in ("", "\n", "\n\n"):
         (tmp_path / "log.csv").write_text("\n".join(["click,a,b", *lines]) + end)
         refuse(
-            "line 32: expected 3 columns, as in the first line, but found 2|line 52, column 'click'",
+            "line 32: expected 3 columns, as in the first line, but found 2"
+            "|line 52, column 'click'",
             tmp_path / "log.csv",
         )
 
@@ -134,7 +135,7 @@ def test_the_first_line_may_have_quotes_and_blank_lines_before_it(tmp_path):
     assert words(from_text(tmp_path, "\n\nclick,a\n1,x\n0,y\n"), "a") == ["x", "y"]
 
 
-def test_na_is_a_category_but_no_number(tmp_path):
+def test_na_is_a_category_but_not_a_number(tmp_path):
     task = from_text(tmp_path, "click,a,x\n1,NA,NA\n0,,1\n1,b,2\n")  # it may well be Namibia
     assert words(task, "a") == ["NA", None, "b"]
     assert every(task, "x")[:, 1].tolist() == [1, 0, 0]

@@ -1,4 +1,4 @@
-"""Files of other formats get one sentence that names the format and the cure; never bytes, never kilobytes."""
+"""Files of other formats are refused in one short sentence with the format and the cure."""
 
 import gzip
 import json

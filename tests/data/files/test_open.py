@@ -38,7 +38,7 @@ def test_a_pattern_can_ask_for_hidden_files(tmp_path):
     assert len(in_order(tmp_path / "_*.csv").train) == 160
 
 
-def test_brackets_in_the_name_of_a_file_are_no_pattern(tmp_path):
+def test_brackets_in_the_name_of_a_file_are_not_a_pattern(tmp_path):
     small().write_csv(tmp_path / "data1.csv")
     for ending, write in (
         (".csv", pl.DataFrame.write_csv),
@@ -73,12 +73,12 @@ def test_a_column_that_is_also_a_partition_is_refused(tmp_path):
     refuse("'x' is a column of the file and also a folder x=", tmp_path)
 
 
-def test_files_that_cannot_be_looked_for(tmp_path):
+def test_files_that_cannot_be_found(tmp_path):
     refuse("cannot be found: Invalid pattern", tmp_path / "**.csv")
     refuse("cannot be found: File name too long", "a,b\n" * 500)
 
 
-def test_a_broken_second_file_is_told(tmp_path):
+def test_a_broken_second_file_is_refused(tmp_path):
     for ending, write in (
         (".parquet", pl.DataFrame.write_parquet),
         (".arrow", pl.DataFrame.write_ipc),
@@ -110,7 +110,7 @@ def test_frames_of_pandas_that_polars_cannot_hold():
     )
 
 
-def test_other_things_that_are_no_frames():
+def test_other_things_that_are_not_frames():
     pyarrow = pytest.importorskip("pyarrow", reason="some are its own")
     refuse(
         "The frame of pyarrow cannot be read",

@@ -1,4 +1,4 @@
-"""Which rows train, validate and test: also years later, for saved results name their split by its seed alone."""
+"""Which rows train, validate and test, also years later: results name the seed alone."""
 
 import numpy as np
 import polars as pl

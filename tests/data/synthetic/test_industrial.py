@@ -281,7 +281,7 @@ def test_time_rises_by_a_day_in_queries_per_day_and_users_come_back():
     assert FRAME["user"].n_unique() < FRAME["query"].n_unique()
 
 
-def test_a_file_holds_the_log_and_tells_its_progress(tmp_path):
+def test_a_file_holds_the_log_and_reports_its_progress(tmp_path):
     path, told = tmp_path / "new" / "folder" / "log.parquet", []
     LOG.write(path, 20_500, told.append)
     found = pl.read_parquet(path)

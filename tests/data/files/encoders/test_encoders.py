@@ -1,4 +1,4 @@
-"""What an encoder learns and writes: hashes that never change, widths, shares, means and ranks by hand."""
+"""Encoders: hashes that never change; widths, fractions, means and ranks by hand."""
 
 import numpy as np
 import polars as pl
