@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import IterableDataset, get_worker_info
 
-from .._common.checks import is_whole, refuse_settings
+from .._common.checks import check_arguments, is_whole, whole
 from .._common.errors import DataError
 
 if TYPE_CHECKING:
@@ -305,15 +305,11 @@ def _length(ranges: Ranges) -> int:
 
 
 def _check(size: Any, seed: Any, shard: Any) -> None:
-    refuse_settings(
-        {
-            f"size must be a whole number of rows, at least 1, but is {size!r}": is_whole(size)
-            and size >= 1,
-            f"seed must be a whole number, but is {seed!r}": is_whole(seed),
-            f"shard must be (number, count) with 0 <= number < count, but is {shard!r}": _is_shard(
-                shard
-            ),
-        }
+    wanted = "(number, count) with 0 <= number < count"
+    check_arguments(
+        {f"shard must be {wanted}, but is {shard!r}": _is_shard(shard)},
+        size=whole(size, at_least=1, of="rows"),
+        seed=whole(seed),
     )
 
 

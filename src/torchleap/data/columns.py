@@ -1,14 +1,14 @@
 """Columns: the settings of an input column, and the facts that train rows have taught about it."""
 
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import numpy as np
 
-from .._common.checks import is_number, is_whole, one_of, whole
-from .._common.errors import DataError
+from .._common.checks import check_settings, is_number, is_whole, setting
+from .._common.errors import DataError, TorchleapError
 
 Kind = Literal["numeric", "categorical", "list", "vector"]
 Scale = Literal["standard", "quantile", "log", "none"]
@@ -43,41 +43,25 @@ class Column:
 
     name: str
     kind: Kind
-    width: int | None = None
+    width: int | None = setting(None, at_least=1)
     scale: Scale = "standard"
-    min_count: int = 2
-    buckets: int | None = None
+    min_count: int = setting(2, at_least=1)
+    buckets: int | None = setting(None, at_least=1, at_most=MOST_BUCKETS)
     separator: str | None = None
-    max_length: int = 20
+    max_length: int = setting(20, at_least=1, at_most=LONGEST_LIST)
 
     def __post_init__(self) -> None:
-        for setting in fields(self):
-            object.__setattr__(self, setting.name, plain(getattr(self, setting.name)))
-        problems = list(self._problems())
-        if problems:
-            raise DataError(f"Column {self.name!r}: {'; '.join(problems)}.")
-
-    def _problems(self) -> Iterator[str]:
-        """Yield what is wrong with the settings, as parts of a sentence."""
-        checks = {
-            "kind": one_of(self.kind, get_args(Kind)),
-            "scale": one_of(self.scale, get_args(Scale)),
-            "width": "" if self.width is None else whole(self.width, at_least=1),
-            "min_count": whole(self.min_count, at_least=1),
-            "buckets": "",
-            "max_length": whole(self.max_length, at_least=1, at_most=LONGEST_LIST),
+        for one in fields(self):
+            object.__setattr__(self, one.name, plain(getattr(self, one.name)))
+        fits_kind = self.buckets is None or self.kind == "categorical"
+        rules = {
+            "separator must not be empty": self.separator != "",
+            f"buckets are for categories, not for kind={self.kind!r}": fits_kind,
         }
-        if self.buckets is not None:
-            checks["buckets"] = whole(self.buckets, at_least=1, at_most=MOST_BUCKETS)
-        for name, problem in checks.items():
-            if problem:
-                yield f"{name} {problem}"
-        if self.separator is not None and (
-            not isinstance(self.separator, str) or not self.separator
-        ):
-            yield f"separator must be text, such as '|', but is {self.separator!r}"
-        if self.buckets is not None and self.kind != "categorical":
-            yield f"buckets are for categories, not for kind={self.kind!r}"
+        try:
+            check_settings(self, rules)
+        except TorchleapError as error:
+            raise DataError(f"Column {self.name!r}: {error}") from error
 
 
 def plain(value: Any) -> Any:

@@ -294,7 +294,8 @@ def test_settings_of_another_type_are_refused(tmp_path):
     refuse("Column 'age': expected a kind", log(), columns=tmp_path / "schema.toml")
     refuse("schema file .* cannot be read: Is a directory", log(), columns=str(tmp_path))
     refuse("columns= takes .name: kind. or the path of a TOML file", log(), columns=["age"])
-    refuse("separator must be text", log(), columns={"tags": {"separator": 5}})
+    refuse("separator must be a text or None", log(), columns={"tags": {"separator": 5}})
+    refuse("separator must not be empty", log(), columns={"tags": {"separator": ""}})
     refuse(
         "buckets must be a whole number from 1 to 100,000,000",
         log(),
