@@ -3,7 +3,6 @@
 from torch import Tensor, nn
 
 from ..data.task import Task
-from ..objectives import OBJECTIVES
 from .backbones import Backbone, named
 from .inputs import FieldInputs
 
@@ -39,4 +38,4 @@ def build(model: str | Backbone, task: Task, *, sparse: bool | None = None) -> R
         sparse: Whether tables have sparse gradients; None means that large ones do.
     """
     inputs = FieldInputs(task.columns, sparse=sparse)
-    return Ranker(inputs, named(model).net(task.fields, OBJECTIVES["binary"].output_width))
+    return Ranker(inputs, named(model).net(task.fields, task.objective.output_width))

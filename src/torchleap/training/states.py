@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from .._common.checks import is_number, is_whole
-from .._common.states import StateError, check_tensors, checked_optimizer_state, expect
+from .._common.states import checked_optimizer_state, expect
 from ..distributed import ranks
 
 UNFIT = (
