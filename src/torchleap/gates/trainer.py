@@ -293,6 +293,7 @@ class GateTrainer:
 
     def _add_to_mean(self) -> None:
         if self.planned is not None:
+            rest(self.model, self.gates)
             self._total = self._sum_of_gates() + self.gates.gate().detach()
 
     def _sum_of_gates(self) -> Tensor:
