@@ -14,11 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import torchleap as tl
-from tests.data.files.reading import (
-    in_order,
-    refuse,
-    values_of,
-)
+from tests.data.files.reading import in_order, refuse, values_of
 from tests.data.frames import ids_row_by_row, log
 
 TEXT = ["click", "user", "city", "price", "age", "time"]  # columns that CSV can hold
