@@ -313,6 +313,7 @@ def test_what_is_not_there_is_named(tmp_path):
     refuse("There is no file to read in", tmp_path)
     refuse("There is no column 'clicks' for label=. Did you mean 'click'", log(), label="clicks")
     refuse("There is no column 'usr'", log(), drop=["usr"])
+    refuse("There is no column .'usr'.", log(), only=[["usr"]])
     refuse("There is no column 'ag' for columns=", log(), columns={"ag": "numeric"})
     refuse(
         "no setting 'min_cuont'. Did you mean 'min_count'", log(), columns={"age": {"min_cuont": 2}}
