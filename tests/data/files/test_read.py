@@ -328,7 +328,7 @@ def test_a_task_carries_its_objective():
     assert task.objective is tl.objectives.OBJECTIVES["binary"]
     assert task.only(["age"]).objective is task.objective
     refuse("There is no objective 'binray'. Did you mean 'binary'", log(), objective="binray")
-    refuse("There is no objective 5", log(), objective=5)
+    refuse("There is no objective '\\[\\]'", log(), objective=[])
 
 
 def test_all_bad_settings_are_reported_together():
