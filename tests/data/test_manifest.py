@@ -32,8 +32,8 @@ def test_the_manifest_is_plain_json(task):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("{", "does not hold encoded data.*read the data again"),
-        ("[" * 100_000, "does not hold encoded data: it is nested too deeply"),
+        ("{", "task.json is not a manifest of encoded data: expected JSON, but .* Remove"),
+        ("[" * 100_000, "is not a manifest of encoded data: .*it is nested too deeply"),
         ("[]", "task.json is damaged: expected an object.*Remove"),
         ('{"format": 99}', "expected encoded data of format 2, but found 99"),
         ('{"format": 2}', "task.json is damaged.*Remove"),
@@ -47,6 +47,11 @@ def test_a_damaged_manifest_is_refused(content, message, task):
         tl.data.Task.load(task.folder)
 
 
+def test_a_folder_without_a_manifest_is_refused(tmp_path):
+    with pytest.raises(tl.DataError, match="does not hold encoded data: .*read the data again"):
+        tl.data.Task.load(tmp_path)
+
+
 def test_a_manifest_without_an_objective_is_binary(task):
     change(task, objective=None)
     again = tl.data.Task.load(task.folder)
@@ -57,6 +62,7 @@ def test_a_manifest_without_an_objective_is_binary(task):
 def test_an_unknown_objective_is_refused_with_the_nearest(task):
     change(task, objective="binry")
     with pytest.raises(
-        tl.DataError, match="task.json: There is no objective 'binry'. Did you mean 'binary'"
+        tl.DataError,
+        match="task.json: There is no objective 'binry'. Did you mean 'binary'.* Remove",
     ):
         tl.data.Task.load(task.folder)

@@ -8,7 +8,7 @@ from typing import Any
 
 from .._common.checks import is_whole
 from .._common.errors import DataError, MetricError, shown
-from .._common.plain import as_json, fits_key, parse_json, with_key
+from .._common.plain import as_json, fits_key, read_json, with_key
 from .._common.text import first_line
 from ..objectives import Objective, objective_named
 from .checksums import checksums
@@ -58,6 +58,7 @@ class Manifest:
     def read(cls, folder: Path) -> "Manifest":
         """Return the manifest of a folder, checked against what any encoded data can have."""
         content = _content(folder)
+        cure = f"Remove {folder} and read the data again."
         try:
             if not fits_key(content):
                 raise TypeError("its content is not what was written")
@@ -71,11 +72,10 @@ class Manifest:
             )
             found.check()
         except DataError as error:
-            raise DataError(f"{folder}/{MANIFEST}: {error}") from error
+            raise DataError(f"{folder}/{MANIFEST}: {error} {cure}") from error
         except (KeyError, TypeError, AttributeError, ValueError) as error:
             raise DataError(
-                f"{folder}/{MANIFEST} is damaged: {shown(error, 120)}. "
-                f"Remove {folder} and read the data again."
+                f"{folder}/{MANIFEST} is damaged: {shown(error, 120)}. {cure}"
             ) from error
         return found
 
@@ -107,19 +107,19 @@ class Manifest:
 def objective_of(name: Any) -> Objective:
     """Return the objective with this name; raise a DataError with the nearest name if unknown."""
     try:
-        return objective_named(name)
+        return objective_named(name if isinstance(name, Objective) else str(name))
     except MetricError as error:
         raise DataError(str(error)) from error
 
 
 def _content(folder: Path) -> dict[str, Any]:
     """Return the content of a manifest of the current format."""
+    cure = f"Remove {folder} and read the data again."
     try:
-        content = parse_json((folder / MANIFEST).read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+        content = read_json(folder / MANIFEST, "a manifest of encoded data", DataError, cure)
+    except OSError as error:
         raise DataError(
-            f"{folder} does not hold encoded data: {first_line(error)}. "
-            "Remove it and read the data again."
+            f"{folder} does not hold encoded data: {first_line(error)}. {cure}"
         ) from error
     if not isinstance(content, dict):
         raise DataError(

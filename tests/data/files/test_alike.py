@@ -5,11 +5,7 @@ import polars as pl
 import torch
 
 import torchleap as tl
-from tests.data.files.reading import (
-    refuse,
-    small,
-    values_of,
-)
+from tests.data.files.reading import refuse, small, values_of
 
 
 def test_whole_numbers_with_gaps_are_the_same_categories():

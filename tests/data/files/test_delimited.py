@@ -8,15 +8,7 @@ import pytest
 import torch
 
 import torchleap as tl
-from tests.data.files.reading import (
-    RAW,
-    every,
-    from_text,
-    in_order,
-    refuse,
-    small,
-    words,
-)
+from tests.data.files.reading import RAW, every, from_text, in_order, refuse, small, words
 from torchleap.data.files import source
 
 FRAME = pl.DataFrame(

@@ -4,13 +4,7 @@ import numpy as np
 import polars as pl
 import pytest
 
-from tests.data.files.reading import (
-    RAW,
-    every,
-    in_order,
-    refuse,
-    small,
-)
+from tests.data.files.reading import RAW, every, in_order, refuse, small
 
 
 @pytest.mark.parametrize("ending", ["parquet", "csv"])

@@ -14,11 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import torchleap as tl
-from tests.data.files.reading import (
-    in_order,
-    refuse,
-    values_of,
-)
+from tests.data.files.reading import in_order, refuse, values_of
 from tests.data.frames import ids_row_by_row, log
 
 TEXT = ["click", "user", "city", "price", "age", "time"]  # columns that CSV can hold
@@ -317,6 +313,7 @@ def test_what_is_not_there_is_named(tmp_path):
     refuse("There is no file to read in", tmp_path)
     refuse("There is no column 'clicks' for label=. Did you mean 'click'", log(), label="clicks")
     refuse("There is no column 'usr'", log(), drop=["usr"])
+    refuse("There is no column .'usr'.", log(), only=[["usr"]])
     refuse("There is no column 'ag' for columns=", log(), columns={"ag": "numeric"})
     refuse(
         "no setting 'min_cuont'. Did you mean 'min_count'", log(), columns={"age": {"min_cuont": 2}}
@@ -331,7 +328,7 @@ def test_a_task_carries_its_objective():
     assert task.objective is tl.objectives.OBJECTIVES["binary"]
     assert task.only(["age"]).objective is task.objective
     refuse("There is no objective 'binray'. Did you mean 'binary'", log(), objective="binray")
-    refuse("There is no objective 5", log(), objective=5)
+    refuse("There is no objective '\\[\\]'", log(), objective=[])
 
 
 def test_all_bad_settings_are_reported_together():

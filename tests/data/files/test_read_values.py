@@ -10,12 +10,7 @@ import pytest
 import torch
 
 import torchleap as tl
-from tests.data.files.reading import (
-    RAW,
-    in_order,
-    refuse,
-    values_of,
-)
+from tests.data.files.reading import RAW, in_order, refuse, values_of
 from tests.data.frames import log
 from torchleap.data.files import splits
 

@@ -5,9 +5,7 @@ import polars as pl
 import pytest
 
 import torchleap as tl
-from tests.data.files.reading import (
-    refuse,
-)
+from tests.data.files.reading import refuse
 from tests.data.frames import log
 from torchleap.data.files import splits
 from torchleap.data.files.encoders import stable_hash

@@ -57,7 +57,7 @@ class Roles:
 
 @dataclass(frozen=True)
 class ReadOptions:
-    """The options of `read`, where they are explained; `valid`, `test` and `names` open files."""
+    """The options of `read`, which explains them, without those about the files themselves."""
 
     label: str
     objective: str | Objective = DEFAULT_OBJECTIVE

@@ -230,12 +230,12 @@ def _roles(options: ReadOptions, sources: Sequence[Source], sample: pl.DataFrame
 
 def _inputs(options: ReadOptions, present: Sequence[str]) -> list[str]:
     """Return the names of the input columns, in the order of the file."""
-    dropped = set(options.drop)
-    wanted = set(present) if options.only is None else set(options.only)
+    dropped = list(options.drop)
+    wanted = list(present if options.only is None else options.only)
     for name in (*wanted, *dropped):
         if name not in present:
             raise DataError(f"There is no column {name!r}. {nearest(str(name), present)}")
-    left = wanted - dropped - {options.label, options.time}
+    left = set(wanted) - {*dropped, options.label, options.time}
     if not left:
         raise DataError("No input column is left beside the label.")
     return [name for name in present if name in left]

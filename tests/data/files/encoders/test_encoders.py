@@ -5,10 +5,8 @@ import polars as pl
 import pytest
 
 import torchleap as tl
-from tests.data.files.reading import (
-    values_of,
-)
-from torchleap.data.files.encoders import scales, stable_hash
+from tests.data.files.reading import values_of
+from torchleap.data.files.encoders import encoder_for, scales, stable_hash
 
 HASHES = {
     "": 0,
@@ -128,3 +126,9 @@ def test_a_list_as_long_as_allowed_is_kept_to_its_last_value_and_an_absent_one_i
     found = values_of(task, "tags").tolist()
     assert found[:5] == [[3, 4, 2], [2, 0, 0], [0, 0, 0], [0, 0, 0], [3, 4, 2]]
     assert column(task, "tags").missing == pytest.approx(0.4)
+
+
+def test_numbers_are_plain_if_all_of_them_can_be_parsed_as_they_are():
+    column = tl.data.Column("x", "numeric")
+    assert encoder_for(column, pl.Series("x", ["1", "2.5", None]), text=True).plain
+    assert not encoder_for(column, pl.Series("x", ["1", "NA"]), text=True).plain

@@ -26,6 +26,9 @@ __all__ = [
 ]
 
 
+SHORT_FLOATS = (pl.Float32, pl.Float16)
+
+
 def encoder_for(column: Column, sample: pl.Series, *, text: bool) -> Encoder:
     """Return the encoder of a column's kind, after a check that the column can be of that kind.
 
@@ -36,11 +39,9 @@ def encoder_for(column: Column, sample: pl.Series, *, text: bool) -> Encoder:
     """
     _check(column, sample.dtype)
     if column.kind == "vector":
-        exact = not is_nested(sample.dtype) or element_of(sample.dtype) not in (
-            pl.Float32,
-            pl.Float16,
-        )
-        return Vectors(column, text=text, length=_vector_length(column, sample), exact=exact)
+        is_short = is_nested(sample.dtype) and element_of(sample.dtype) in SHORT_FLOATS
+        length = _vector_length(column, sample)
+        return Vectors(column, text=text, length=length, exact=not is_short)
     if column.kind == "numeric":
         return _numbers(column, sample, text=text)
     if column.kind == "list":
