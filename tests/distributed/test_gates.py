@@ -15,6 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import torchleap as tl
 from torchleap.gates import leap as gates_module
+from torchleap.gates.statistics import columns_in_turn
 from torchleap.mix import Mixed
 
 from .ranks_of import finish, keep, run, start
@@ -119,8 +120,8 @@ def read_between(folder: Path) -> None:
             early.context.begin()  # as within a pass of a model whose sites they are
             early(own(rows(step)[0]))
             late(own(rows(step)[0]))
-        assert early._unheard
-        assert not late._unheard
+        assert early._synchronised._pending
+        assert not late._synchronised._pending
         found[name] = [read(early).detach(), read(late).detach()]
     keep(folder, found)
 
@@ -196,7 +197,7 @@ def test_the_means_of_all_columns_are_sent_in_turns() -> None:
     for columns, gates, every in ((44, 3, 4), (44, 3, 3), (7, 2, 5), (100, 1, 2)):
         sent = torch.zeros(columns, dtype=torch.int64)
         for turn in range(0, every * 200, every):
-            part, parts = tl.LeAP._columns_of(turn // every, columns, gates)
+            part, parts = columns_in_turn(turn // every, columns, gates)
             sent[part] += 1
         assert sent.min() >= 200 // parts
 

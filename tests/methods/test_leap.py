@@ -65,7 +65,7 @@ def test_settings_reach_the_gates_and_their_optimizer(search):
     assert isinstance(hook.trainer.optimizer, torch.optim.Adam)
     assert hook.trainer.optimizer.defaults["lr"] == 0.125
     found = {
-        name: plugin.gates.settings[name]
+        name: getattr(plugin.gates.settings, name)
         for name in ("alpha", "divergence", "normalize", "adaptive")
     }
     assert found == {"alpha": 0.5, "divergence": "mean", "normalize": True, "adaptive": False}
@@ -92,7 +92,7 @@ def test_the_warm_up_is_a_share_of_the_first_epoch_whose_batches_count_twice_wit
     assert steps_of(search) == 8
     for epochs, batches in ((1, 4), (2, 8), (5, 8)):
         _, plugin = started(search, LeAPMethod(warmup=0.5), epochs=epochs)
-        assert plugin.gates.warmup == batches
+        assert plugin.gates.settings.warmup == batches
 
 
 def test_planned_steps_end_where_the_training_does(search):

@@ -10,7 +10,7 @@ from .._common.optional import need
 from .._common.text import plural
 from ..objectives import METRICS
 from ..plugin import attached
-from ..sites.site import sites_of
+from ..sites.model import sites_of
 from ..training.fit import Run
 from .watcher import PURPOSE, Record, Watcher
 

@@ -259,7 +259,7 @@ class Drift(Hook):
             self._gates.theta,
             ranks.own_part(chosen, like=self._gates.theta),
         )  # of gates that are sharded
-        ranks.own_part(theta).masked_fill_(own, self._gates.init)
+        ranks.own_part(theta).masked_fill_(own, self._gates.settings.init)
         state = {} if self._optimizer is None else self._optimizer.state[theta]
         for value in state.values():
             if isinstance(value, Tensor) and value.shape == theta.shape:
