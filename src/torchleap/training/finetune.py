@@ -1,4 +1,4 @@
-"""Fine-tune a pruned model: its optimizer continues where the old one was, the better weights stay."""
+"""Fine-tune a pruned model: its optimizer continues, and the better weights are kept."""
 
 import copy
 import inspect
@@ -231,9 +231,10 @@ def finetune(
     every: int = 100,
     patience: int = 3,
 ) -> list[float]:
-    """Train until the metric no longer rises, and leave the model in eval mode with its best weights.
+    """Train until the metric no longer rises, and keep the best weights.
 
-    The metric at the start counts as well: fine-tuning never leaves a model worse than it was.
+    The model is left in eval mode. The metric at the start counts as well: fine-tuning never
+    leaves a model worse than it was.
 
     Args:
         model: The model, usually a pruned one; it is trained in place.

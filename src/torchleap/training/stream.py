@@ -244,7 +244,7 @@ class _Stream(Loop):
         return {"random": torch.get_rng_state(), "batches": place, "predicted": self.predicted}
 
     def _checkpoint_is_due(self) -> bool:
-        """Return whether to begin a checkpoint, to wait for one, or to note that one is complete."""
+        """Return whether to begin a checkpoint, wait for one, or note that one is complete."""
         written = self.checkpoints is not None and self.checkpoints.is_written()
         return super()._checkpoint_is_due() or (self.pace.writing and written)
 
