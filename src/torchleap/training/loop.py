@@ -23,7 +23,7 @@ from .step import Loss, Stepper
 
 
 class Signals(NamedTuple):
-    """What at least one rank has noticed by the end of a step; clocks of ranks differ.
+    """Events that at least one rank has noticed by the end of a step; clocks of ranks differ.
 
     Attributes:
         interrupted: Whether Ctrl-C was pressed.
