@@ -112,7 +112,9 @@ def run(seed: int, steps: int, *, probes: bool = True) -> Found:
     gate_optimizer = plugin.optimizer(strength=0.4, lr=2e-3)
     optimizer = torch.optim.Adam(plugin.model_parameters(), lr=1e-3)
     drift = (
-        Drift(plugin, optimizer=gate_optimizer, share=SHARE, quiet=QUIET, settle=SETTLE, seed=seed)
+        Drift(
+            plugin, optimizer=gate_optimizer, fraction=SHARE, quiet=QUIET, settle=SETTLE, seed=seed
+        )
         if probes
         else None
     )
@@ -200,7 +202,7 @@ def show_level() -> None:
         rng = np.random.default_rng(0)
         gates = tl.LeAP(tl.Fields({f"f{i}": 1 for i in range(fields)}), init=-1.0)
         drift = Drift(
-            SimpleNamespace(gates=gates), share=SHARE, quiet=quiet, settle=0, reopen=False
+            SimpleNamespace(gates=gates), fraction=SHARE, quiet=quiet, settle=0, reopen=False
         )
         for _ in range(probes):
             drift.steps += 1
@@ -210,10 +212,10 @@ def show_level() -> None:
                 else rng.standard_t(degrees, fields)
             )
             with torch.no_grad():
-                drift._look(torch.tensor(drawn, dtype=torch.float32))
+                drift._evaluate(torch.tensor(drawn, dtype=torch.float32))
             if drift._known:
-                drift._known["nats"][drift._known["told"]] = 0
-                drift._known["told"][:] = False
+                drift._known["nats"][drift._known["reported"]] = 0
+                drift._known["reported"][:] = False
         steps = probes / SHARE
         print(
             f"{name}: {len(drift.alarms)} false alarms of {fields} fields in {steps:,.0f} steps;",
