@@ -143,3 +143,12 @@ def metric_named(record: Mapping[str, Any], name: str) -> KnownMetric:
 def headline_metric(record: Mapping[str, Any]) -> str:
     """Return the name of the metric that both models are compared by."""
     return str(dig(record, "metrics", "difference", "metric") or "auc")
+
+
+def created(record: Mapping[str, Any]) -> str:
+    """Return the time at which a record was made, to the minute; "" if unknown.
+
+    >>> created({"created": "2026-11-17T07:00:00"})
+    '2026-11-17 07:00'
+    """
+    return str(record.get("created") or "").replace("T", " ")[:16]
