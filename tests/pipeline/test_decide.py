@@ -13,12 +13,13 @@ import torch
 import torchleap as tl
 from torchleap.methods import LeAPMethod
 from torchleap.objectives import METRICS, Difference
-from torchleap.pipeline import evidence, prune
+from torchleap.pipeline import evidence
 from torchleap.pipeline.checkpoint import forget
 from torchleap.pipeline.decide import decide
 from torchleap.pipeline.retrain import suited_batch
 from torchleap.pipeline.serve import Served
 from torchleap.selection import Selection
+from torchleap.training import finetune
 from torchleap.training.fit import Hook, Training, TrainingError, evaluate
 
 from ..training.test_fit import KINDS, clicks
@@ -444,28 +445,41 @@ def test_only_what_was_saved_is_removed(task, quick, tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
 
 
-@pytest.mark.parametrize(
-    ("metric", "factor"), [("auc", 0.0), ("log_loss", 50.0)]
-)  # the last one leaves the AUC as it is
+@pytest.mark.parametrize(("metric", "factor"), [("auc", 0.0), ("log_loss", 50.0)])
 def test_fine_tuning_never_leaves_the_model_worse(task, monkeypatch, metric, factor):
-    cuts, fit = [], prune.fit
+    """A factor of 50 makes the log loss worse, but leaves the AUC as it is."""
+    cuts, fit = [], finetune.fit
 
     def ruin(model, *rest, **more):
         cuts.append(copy.deepcopy(model))
         run = fit(model, *rest, **more)
+        *_, last = [layer for layer in model.modules() if isinstance(layer, torch.nn.Linear)]
         with torch.no_grad():
-            for parameter in [
-                layer for layer in model.modules() if isinstance(layer, torch.nn.Linear)
-            ][-1].parameters():
+            for parameter in last.parameters():
                 parameter.mul_(factor)
+        run.best_metric = METRICS[metric].gain(evaluate(model, task.valid)[metric])
         return run
 
-    monkeypatch.setattr(prune, "fit", ruin)
-    found = decide(
-        task, model="mlp", training=replace(TRAINING, metric=metric, epochs=1), share=0.5
-    )
+    monkeypatch.setattr(finetune, "fit", ruin)
+    training = replace(TRAINING, metric=metric, epochs=1)
+    found = decide(task, model="mlp", training=training, share=0.5)
     (cut,) = cuts
     assert evaluate(found.model, task.valid) == evaluate(cut, task.valid)
+
+
+@pytest.mark.parametrize("method", [GATES, "permutation"], ids=["leap", "permutation"])
+def test_fine_tuning_continues_the_optimizers_of_the_model_that_is_pruned(
+    task, monkeypatch, method
+):
+    runs = []
+    carry_over = finetune.carry_over
+    monkeypatch.setattr(
+        finetune, "carry_over", lambda *given: runs.append(given[0]) or carry_over(*given)
+    )
+    training = replace(TRAINING, epochs=1)
+    decide(task, model="mlp", method=method, training=training, share=0.5)
+    assert runs
+    assert all(optimizer.state for optimizer in runs)
 
 
 def test_seeds_differ_and_repeat(task, quick):
