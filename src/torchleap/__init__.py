@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     from .gates.trainer import GateTrainer
     from .objectives import Metric, Objective, auc, gauc, log_loss, s_auc
     from .pipeline.decide import Decision, decide
-    from .pipeline.search import retrain, search
+    from .pipeline.retrain import retrain
+    from .pipeline.search import search
     from .pipeline.serve import Served
     from .plugin import Plugin, attach, attached
     from .report import Report
@@ -79,7 +80,7 @@ _NAMES = {
     "gauc": "objectives",
     "log_loss": "objectives",
     "plan_of": "surgery",
-    "retrain": "pipeline.search",
+    "retrain": "pipeline.retrain",
     "s_auc": "objectives",
     "search": "pipeline.search",
     "stream": "training.stream",

@@ -17,8 +17,8 @@ from .._common.errors import TorchleapError
 from .._common.files import make_folder
 from .._common.locks import locked
 from .._common.plain import key_of
-from ..pipeline.decide import with_means
-from ..pipeline.search import RetrainResult, retrain
+from ..pipeline.prune import with_means
+from ..pipeline.retrain import RetrainResult, retrain
 from ..plugin import Plugin
 from ..selection import Selection, select
 from ..training.fit import evaluate, fit

@@ -15,7 +15,7 @@ from ..data.sets.options import Options
 from ..data.synthetic.industrial import IndustrialLog, industrial
 from ..data.synthetic.truth import KnownTruth, known_truth
 from ..data.task import Task
-from ..pipeline.search import suited_batch
+from ..pipeline.retrain import suited_batch
 
 VARIABLE = "TORCHLEAP_DATA"
 MOST_SEEDS = 10_000

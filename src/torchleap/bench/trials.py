@@ -11,8 +11,9 @@ from .._common.plain import key_of
 from .._common.text import plural
 from ..methods import Method
 from ..models import Backbone
-from ..pipeline.decide import trajectories
-from ..pipeline.search import retrain, search
+from ..pipeline.evidence import trajectories
+from ..pipeline.retrain import retrain
+from ..pipeline.search import search
 from ..training.fit import Training
 from .sets import DataSet, Recipe
 
@@ -88,7 +89,7 @@ class SearchTrial(Trial):
             "scores": result.scores,
             "seconds": result.seconds,
             "memory": result.memory,
-            "gates": gates,
+            "gates": None if gates is None else asdict(gates),
         }
 
 

@@ -141,8 +141,9 @@ def select(
     from .. import methods, models
     from ..data import read
     from ..distributed import ranks
-    from ..pipeline.decide import decide, forget
-    from ..pipeline.search import suited_batch
+    from ..pipeline.checkpoint import forget
+    from ..pipeline.decide import decide
+    from ..pipeline.retrain import suited_batch
     from ..training.fit import Training
 
     chosen, backbone = methods.named(method), models.named(model)  # before the data is read
@@ -288,7 +289,7 @@ def _check_rule(rules: Mapping[str, float | None]) -> None:
 def _kept(context: typer.Context, out: Path) -> Iterator[None]:
     """Say how to resume a run that is interrupted."""
     from ..distributed import ranks
-    from ..pipeline.decide import is_saved
+    from ..pipeline.checkpoint import is_saved
 
     try:
         yield
