@@ -135,7 +135,7 @@ def test_help_shows_an_example(capsys, words, example):
         ),
         (
             ["bench", "--data", "truth@0", "--shares", "2", "--out", "OUT"],
-            "a share must be above 0 and up to 1, but is 2.0",
+            "share must lie above 0 and not above 1, but is 2.0",
         ),
         (
             ["bench", "--data", "truth@0", "--shares", "", "--out", "OUT"],
@@ -163,11 +163,11 @@ def test_help_shows_an_example(capsys, words, example):
         ),
         (
             ["bench", "--data", "census", "--out", "OUT"],
-            "census is not made but read: say where it lies, with --folder",
+            "census is read from files: give their folder by --folder",
         ),
         (
             ["bench", "roi", "--pruned", "1.5", "--out", "OUT"],
-            "a share must be at least 0 and below 1, but is 1.5",
+            "--pruned must be a tuple (each a number of at least 0 and below 1), but is (1.5,)",
         ),
         (
             ["bench", "roi", "--schedule", "steep", "--out", "OUT"],
@@ -229,7 +229,7 @@ def test_a_run_prints_the_tables_and_writes_them_four_ways(place, capsys):
     assert record["settings"]["training"] == {"epochs": 2}
     assert len(record["tables"]) == 6
     lines = err.splitlines()
-    assert lines[0].split(maxsplit=1) == ["0/4", "tiny: search by Random, seed 0"]
+    assert lines[0].split(maxsplit=1) == ["0/4", "tiny: search by random, seed 0"]
     assert (
         sum(" s left " in line for line in lines) == len(lines) - 1
     )  # known from the first trial on
@@ -280,7 +280,7 @@ def test_own_files_and_options(place, capsys):
         json.loads(line)["settings"]
         for line in (place / "own" / "trials.jsonl").read_text().splitlines()
     ]
-    assert [s["trial"] for s in settings] == ["SearchTrial"] + ["RetrainTrial"] * 4
+    assert [s["trial"] for s in settings] == ["search"] + ["retrain"] * 4
     assert {
         (s["training"]["batch"], s["training"]["epochs"], s["training"]["metric"]) for s in settings
     } == {(64, 1, "gauc")}
@@ -294,7 +294,7 @@ def test_a_failure_is_told_beside_the_table(place, capsys, monkeypatch):
     words = ("bench", "--grid", place / "small.toml", "--out", place / "failed", *ALONE)
     out, err = said(capsys, *words, "--quiet", code=1)
     assert err.splitlines() == [
-        *(f"Failed: tiny: search by Random, seed {seed}: Not today." for seed in range(2)),
+        *(f"Failed: tiny: search by random, seed {seed}: Not today." for seed in range(2)),
         "2 trials failed, so the tables have gaps; the same command tries again.",
     ]
     assert {path.name for path in (place / "failed").iterdir()} == FILES

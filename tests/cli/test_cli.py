@@ -267,7 +267,7 @@ def test_without_typer_or_rich_the_command_says_what_to_install(package):
     )
     assert (result.returncode, result.stdout) == (2, "")
     assert result.stderr.startswith("The command line needs the package")
-    assert result.stderr.endswith("pip install 'torchleap[cli]'\n")
+    assert result.stderr.endswith("pip install 'torchleap[cli]'.\n")
 
 
 def test_version():

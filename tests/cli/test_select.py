@@ -23,7 +23,8 @@ pytest.importorskip("rich")
 import torchleap as tl  # noqa: E402
 from torchleap import cli  # noqa: E402
 from torchleap._common.locks import held  # noqa: E402
-from torchleap.cli.select import RESULTS, against_truth, least_sure, shortened  # noqa: E402
+from torchleap.cli.folder import RESULTS  # noqa: E402
+from torchleap.cli.summary import against_truth, close_calls, shortened  # noqa: E402
 from torchleap.selection import Selection  # noqa: E402
 
 from ..pipeline.test_decide import rows  # noqa: E402
@@ -210,17 +211,18 @@ def test_when_nothing_goes_the_verdict_claims_nothing(place, capsys):
     assert cli.main([*words, "--out", str(place / "all")]) == 0
     assert capsys.readouterr().out.splitlines() == [
         "All 4 fields stay.",
-        "No field that may go scores low enough by this rule. Another one drops some: torchleap select ... --share 0.5.",
+        "No unprotected field scores low enough for this rule. "
+        "Another rule drops some: torchleap select ... --share 0.5.",
     ]
 
 
 @pytest.mark.parametrize(
     ("more", "told"),
     [
-        (["--dims", "1000"], "By this rule none of them has to go. Another one drops some"),
+        (["--dims", "1000"], "This rule leaves room for all of them. Another rule drops some"),
         (
             ["--time-limit", "600", "--threshold", "1e-9"],
-            "within 600 seconds they may have had too few steps. Another one drops some",
+            "within 600 seconds they may have had too few steps. Another rule drops some",
         ),
     ],
 )
@@ -457,7 +459,7 @@ def test_a_folder_that_cannot_be_written_to_is_told_before_any_work(place, tmp_p
             "--out",
             tmp_path / "closed" / "out",
         )
-        assert "is not yours to write to" in told
+        assert "is not writable" in told
 
 
 def test_results_are_replaced_only_by_force(place, capsys):
@@ -606,7 +608,7 @@ def test_report_is_rendered_again_with_pictures(result, tmp_path, capsys):
     assert written[0] == str(tmp_path / "report.html")
     assert len(written) > 3
     assert all(open(path, "rb").read(4) == b"\x89PNG" for path in written[1:])  # noqa: SIM115, PTH123
-    assert "holds no results: expected report.json in it" in refused(
+    assert "contains no results: expected report.json in it" in refused(
         capsys, "report", tmp_path / "charts"
     )
 
@@ -679,12 +681,12 @@ def test_only_close_calls_are_told():
         ]
         return {"method": "leap", "rule": {"threshold": 0.5}, "fields": fields}
 
-    assert least_sure(record(a=0.99, b=0.01)) == ""
+    assert close_calls(record(a=0.99, b=0.01)) == ""
     assert (
-        least_sure(record(a=0.99, b=0.41, c=0.55, p=0.5))
+        close_calls(record(a=0.99, b=0.41, c=0.55, p=0.5))
         == "c (0.55, kept), b (0.41, dropped); the threshold is 0.5"
     )
-    assert least_sure({**record(a=0.5), "rule": {"share": 0.5}}) == ""
+    assert close_calls({**record(a=0.5), "rule": {"share": 0.5}}) == ""
 
 
 def test_long_lists_are_shortened():

@@ -4,7 +4,7 @@ pytest.importorskip("typer")
 pytest.importorskip("rich")
 
 from torchleap._common.errors import TorchleapError
-from torchleap.cli.show import joined, listed, names_of, numbers_by_name
+from torchleap.cli.lists import joined, listed, names_of, numbers_by_name
 
 
 @pytest.mark.parametrize(
