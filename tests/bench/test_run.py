@@ -85,6 +85,8 @@ def test_what_a_kill_left_of_the_state_of_a_finished_trial_is_removed(tmp_path):
 class Weak(Counted):
     """Fails where told to."""
 
+    kind = "weak"
+
     def run(self, found, state):
         result = super().run(found, state)
         if self.number in BROKEN:
@@ -128,7 +130,8 @@ def test_a_result_that_is_no_number_is_a_failure_and_not_kept(tmp_path, monkeypa
     runner = Runner(tmp_path)
     assert runner.run(counted(1, 2)) == [None, {"scores": {"a": 0.5}}]
     assert list(runner.failures.values()) == [
-        "double 1: Expected finite numbers as a result, but found NaN or infinity."
+        "double 1: Expected finite numbers, text, lists and dicts, "
+        "but result.scores.a is nan, of type float."
     ]
     assert len(lines_of(tmp_path)) == 1
 
@@ -255,7 +258,8 @@ def test_two_processes_find_the_same_as_one_and_tell_failures(tmp_path, two_core
 SLOW = """
 import os, sys, time
 from dataclasses import dataclass
-from torchleap.bench import Runner, running
+from torchleap.bench import Runner
+from torchleap.bench import run as running
 from tests.bench.tiny import MODEL, TINY, TRAINING, Counted
 
 @dataclass(frozen=True)
@@ -288,6 +292,7 @@ def test_workers_end_when_the_run_is_killed(tmp_path):
     finally:
         first.send_signal(signal.SIGKILL)
         first.wait(10)
+    assert worker
     assert until(lambda: not alive(worker))
 
 

@@ -322,7 +322,7 @@ def test_polarisation_counts_its_borders():
                 },
                 "b",
             ),
-            "share none: 'a', 'c'. Run",
+            "have none: 'a', 'c'. Run",
         ),
         (
             lambda: compare({"a": {1: Sample("same", 0.1)}, "b": {1: Sample("same", 0.2)}}, "b"),
@@ -330,7 +330,7 @@ def test_polarisation_counts_its_borders():
         ),
         (
             lambda: compare({"a": by_seed("a", [0.1])}, "a", alpha=5),
-            "alpha must be between 0 and 1, but is 5",
+            "alpha must be a number above 0 and below 1, but is 5",
         ),
         (lambda: holm([0.5, 1.5]), "found 1.5"),
         (lambda: ranks({"a": 0.1, "b": math.nan}), "NaN: 'b'"),
@@ -338,7 +338,10 @@ def test_polarisation_counts_its_borders():
         (lambda: mean_ranks({"a": {"x": 1.0}, "b": {"y": 1.0}}), "every method on"),
         (lambda: polarisation([]), "at least one gate"),
         (lambda: polarisation([0.5, 1.2]), "found 1.2"),
-        (lambda: polarisation([0.5], within=0.6), "within must be between 0 and 0.5, but is 0.6"),
+        (
+            lambda: polarisation([0.5], within=0.6),
+            "within must be a number from 0 to 0.5, but is 0.6",
+        ),
     ],
 )
 def test_bad_input_is_refused(call, message):

@@ -8,6 +8,7 @@ from torchleap.bench import DataSet, Grid, Runner, Stepwise, record_of, stepwise
 from torchleap.bench.statistics import Mean
 from torchleap.bench.stepwise import utility
 from torchleap.bench.trials import RetrainTrial, SearchTrial
+from torchleap.objectives import METRICS
 
 from .tiny import ONCE, TINY
 
@@ -190,7 +191,7 @@ def test_many_gates_become_quantiles_and_a_report_shows_them(trained, grid, tmp_
 def few(count):
     gates = {f"field {n}": [1.0, n / 100] for n in range(count)}
     return Stepwise(
-        DataSet("made", None, 32), "mlp", "auc", (), {"steps": [1, 2], "gates": gates}, 3
+        DataSet("made", None, 32), "mlp", METRICS["auc"], (), {"steps": [1, 2], "gates": gates}, 3
     )
 
 

@@ -101,9 +101,7 @@ def test_a_second_writer_is_refused_and_a_reader_is_not(path):
     first, second = filled(path, "a"), Store(path)
     with first.writing():
         with (
-            pytest.raises(
-                TorchleapError, match="Another run is writing to .*trials.jsonl. Wait for it"
-            ),
+            pytest.raises(TorchleapError, match="Another run is writing to .*deep. Wait for it"),
             second.writing(),
         ):
             pass

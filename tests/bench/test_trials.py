@@ -70,7 +70,7 @@ TRIALS = {
     "fewer": replace(RETRAIN, kept=("main_dense_1",)),
     "others": replace(RETRAIN, kept=("main_dense_1", "copy_4")),
     "all fields": replace(RETRAIN, kept=None),
-    "prunings": replace(ROI, prunings=Prunings(shares=(0.5,))),
+    "prunings": replace(ROI, prunings=Prunings(fractions=(0.5,))),
     "steps": replace(ROI, prunings=Prunings(steps=0)),
 }
 

@@ -28,6 +28,8 @@ DONE = []  # the numbers of the counted trials, each time that one is done
 class Counted(Trial):
     """Doubles its number."""
 
+    kind = "counted"
+
     number: int
 
     @property

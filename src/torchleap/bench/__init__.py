@@ -1,4 +1,4 @@
-"""The benchmark: methods compared under one protocol, with a store of finished trials; the paper's three tables."""
+"""The benchmark: methods compared under one protocol, for the paper's three tables."""
 
 from .grid import Grid
 from .record import record_of
