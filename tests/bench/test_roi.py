@@ -8,7 +8,7 @@ import torch
 import torchleap as tl
 from torchleap import Report, TorchleapError
 from torchleap.bench import Grid, Prunings, Runner, record_of, roi
-from torchleap.bench.roi import FullTrial, RoiTrial, fine_tuned
+from torchleap.bench.prune import FullTrial, RoiTrial, fine_tuned
 from torchleap.bench.statistics import Sample, mean_of
 from torchleap.bench.tables import signed
 from torchleap.bench.trials import SearchTrial
@@ -91,7 +91,7 @@ def test_the_time_of_the_loan_counts_as_the_methods_own(tmp_path, monkeypatch, m
     assert found == (100.0 + plain if lent else 100.0)
 
 
-def test_shares_of_the_dimensions_go_by_the_scores(done):
+def test_fractions_of_the_dimensions_are_removed_by_the_scores(done):
     found, *_ = done
     fields = found.data.task.fields
     for results in found.methods.values():
@@ -109,7 +109,7 @@ def test_shares_of_the_dimensions_go_by_the_scores(done):
 
 
 def masked_by_hand(task, model, dropped):
-    """The test AUC of a model that sees the means of the train rows in place of the dropped fields."""
+    """Return the test AUC of a model that sees means in place of the dropped fields."""
     with torch.no_grad():
         mean = model.inputs(*next(iter(task.train.batches(len(task.train)))).inputs).mean(0)
         batch = next(iter(task.test.batches(len(task.test))))
@@ -187,7 +187,7 @@ def with_dims(found, dims):
     return replace(found, methods={**found.methods, "shark": shark})
 
 
-def test_a_share_that_whole_fields_cannot_meet_is_shown_as_it_is(done):
+def test_a_fraction_that_complete_fields_cannot_meet_is_shown_in_brackets(done):
     found, *_ = done
     wide = with_dims(found, 21)  # of 36
     table = wide.tables()[0]
@@ -218,7 +218,7 @@ def test_one_seed_claims_no_interval(done):
     assert found.tables()[0].notes[1].startswith("Mean and 95 % interval over 2 seeds; paired")
 
 
-def test_files_that_only_the_run_needed_are_gone(done):
+def test_files_that_only_the_run_needed_are_removed(done):
     _, runner, _ = done
     assert list((runner.folder / "state").iterdir()) == []
     assert {path.name for path in runner.folder.iterdir()} == {"state", "trials.jsonl"}
@@ -292,7 +292,7 @@ def refuse(trial, seed, monkeypatch):
     monkeypatch.setattr(trial, "run", run)
 
 
-def test_a_failed_search_leaves_the_others_and_the_models_to_go_on_from(tmp_path, monkeypatch):
+def test_a_failed_search_leaves_the_others_and_the_models_to_resume_from(tmp_path, monkeypatch):
     grid = Grid.of([TINY], ("random", "shark"), search_seeds=2, training=ONCE)
     prunings = Prunings(fractions=(0.5,), steps=0)
     with monkeypatch.context() as patch:
@@ -318,11 +318,11 @@ def test_pairs_stay_pairs_when_the_model_of_all_fields_fails_for_one_seed(
     (found,) = roi(
         Grid.of([TINY], ("random",), search_seeds=2, training=ONCE), Runner(tmp_path), PRUNINGS
     )
-    whole, *_ = done
+    complete, *_ = done
     assert (list(found.full), list(found.methods["random"])) == ([1], [1])
     own, full = (
-        whole.methods["random"][1]["points"][2]["pruned"]["auc"],
-        whole.full[1]["pruned"]["auc"],
+        complete.methods["random"][1]["points"][2]["pruned"]["auc"],
+        complete.full[1]["pruned"]["auc"],
     )
     assert found.differences("pruned")["random"][2].value == own - full
     assert len(found.tables()) == 3
@@ -338,7 +338,7 @@ def test_without_any_model_of_all_fields_there_is_nothing_to_compare_with(tmp_pa
     refuse(FullTrial, 0, monkeypatch)
     with pytest.raises(
         TorchleapError,
-        match="No model of all fields could be trained: tiny: train on all fields, seed 0: Not this",
+        match="No model of all fields could be trained: tiny: train on all fields, seed 0: Not",
     ):
         roi(Grid.of([TINY], ("random",), search_seeds=1, training=ONCE), Runner(tmp_path), PRUNINGS)
 
@@ -359,7 +359,7 @@ def test_prunings_that_make_no_sense_are_refused(settings, told):
         Prunings(**settings)
 
 
-def test_a_killed_search_goes_on_with_the_model_that_was_lent(tmp_path, monkeypatch):
+def test_a_killed_search_resumes_with_the_model_that_was_lent(tmp_path, monkeypatch):
     data = TINY.load()
     trial = RoiTrial(TINY, MODEL, TRAINING, Shark(), Prunings(fractions=(0.5,), steps=0))
 

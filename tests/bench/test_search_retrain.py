@@ -31,7 +31,7 @@ def done(grid, tmp_path_factory):
 
 
 def slowly(grid, data, method, share, search_seed, retrain_seed):
-    """The test metrics of one pair of seeds, and the kept fields, from the library's own functions."""
+    """Return the test metrics of a pair of seeds, and the kept fields, by search and retrain."""
     training = grid.training_for(data, 0)
     selection = None
     if method != "none":
@@ -156,17 +156,20 @@ def made(samples, grid=None, metric="auc"):
         (
             2,
             1,
-            "Mean and 95 % interval over 2 search seeds x 1 retrain seed; seeds that led to the same fields count as one run.",
+            "Mean and 95 % interval over 2 search seeds x 1 retrain seed; "
+            "seeds that led to the same fields count as one run.",
         ),
         (
             1,
             3,
-            "Mean and 95 % interval over 1 search seed x 3 retrain seeds; seeds that led to the same fields count as one run.",
+            "Mean and 95 % interval over 1 search seed x 3 retrain seeds; "
+            "seeds that led to the same fields count as one run.",
         ),
         (
             1,
             1,
-            "1 search seed x 1 retrain seed: one run each, so there is no interval, and no lead counts as one.",
+            "1 search seed x 1 retrain seed: one run each, so there is no interval, "
+            "and no lead counts as one.",
         ),
     ],
 )
@@ -264,7 +267,7 @@ def test_a_search_that_fails_for_one_seed_leaves_the_pairs_of_the_other(monkeypa
     assert (list(found["none"]), list(found["random"])) == ([(0, 0), (1, 0)], [(1, 0)])
 
 
-def test_a_second_run_does_nothing_anew_and_a_larger_one_only_what_is_missing(
+def test_a_second_run_does_nothing_again_and_a_larger_one_only_what_is_missing(
     grid, done, monkeypatch
 ):
     result, runner = done

@@ -135,7 +135,7 @@ def test_public_sets_need_a_place(monkeypatch, tmp_path):
     monkeypatch.delenv("TORCHLEAP_DATA", raising=False)
     with pytest.raises(
         TorchleapError,
-        match="census is read from files: give their folder by --folder or by the environment variable",
+        match="census is read from files: give their folder by --folder or by the environment",
     ):
         Recipe("census", "census").load()
     looked = []

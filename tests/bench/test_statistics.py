@@ -43,7 +43,7 @@ def half_width(mean):
 
 
 def error_by_loops(values, weights):
-    """The weighted mean and the square of its standard error, in exact fractions, from the formulas of the docs."""
+    """Return the weighted mean and its squared standard error, in exact fractions."""
     runs, total = len(values), Fraction(sum(weights))
     mean = (
         sum(weight * Fraction(value) for value, weight in zip(values, weights, strict=True)) / total
@@ -240,7 +240,7 @@ def test_the_adjusted_p_decides_the_verdict():
 
 
 def holm_by_definition(p):
-    """Adjusted p of a test: the greatest of (tests left) * p over the tests that are at least as clear."""
+    """Return the greatest of (tests left) * p over the tests that are at least as clear."""
     known = sorted(value for value in p if not math.isnan(value))
     return [
         max(

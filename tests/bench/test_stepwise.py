@@ -143,7 +143,7 @@ def test_labels_differences_and_metrics_of_the_steps(trained, grid, tmp_path):
     assert "Polarisation: 50% of the gates" in table.notes[2]  # 0.99 and six of 0.01, of 14
 
 
-def test_one_seed_says_what_its_labels_rest_on(trained, tmp_path):
+def test_one_seed_is_named_as_the_basis_of_its_labels(trained, tmp_path):
     (found,) = stepwise(Grid.of([TINY], "leap", retrain_seeds=1, training=ONCE), Runner(tmp_path))
     (table,) = found.tables()
     assert "±" not in table.text()

@@ -128,7 +128,7 @@ def test_a_writer_that_was_killed_holds_nothing(path):
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_no_number_is_refused_before_anything_is_written(path, value):
+def test_a_value_that_is_not_a_number_is_refused_before_anything_is_written(path, value):
     store = filled(path, "a")
     before = path.read_bytes()
     with store.writing(), pytest.raises(ValueError, match="not JSON compliant"):

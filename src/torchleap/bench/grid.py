@@ -101,7 +101,7 @@ class Grid:
         """Read a TOML file; an unknown key is refused with the nearest known one.
 
         `data`, `methods` and `models` are lists of names. Tables `[set.NAME]`, `[method.NAME]` and
-        `[model.NAME]` add ones with settings of their own, where "none" stands for None; `data`
+        `[model.NAME]` add ones with settings of their own, where "none" is None; `data`
         may name them, too. `[training]` contains settings of the training.
         """
         content = read_toml(path)
@@ -211,7 +211,7 @@ def _tables(path: str | os.PathLike[str], name: str, content: Any) -> dict[str, 
 
 
 def _listed(path: str | os.PathLike[str], key: str, value: Any) -> tuple[Any, ...]:
-    """Return the words or numbers of a list; a word may stand alone."""
+    """Return the words or numbers of a list; a single word may be given without a list."""
     wanted, kind = ("numbers", (int, float)) if key == "shares" else ("names", (str,))
     words = [value] if isinstance(value, str) else value
     if not isinstance(words, list) or not all(isinstance(word, kind) for word in words):

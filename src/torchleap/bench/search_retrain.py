@@ -140,7 +140,7 @@ class SearchRetrain:
         notes = (
             "Best: as many fields as are useful, by score. Open: the fields whose gate is above "
             f"{OPEN}.",
-            "A copy of a useful field stands for it; a worthless field in its place is a mistake.",
+            "A copy of a useful field counts as that field; a useless one in its place is wrong.",
             self._marks_note(),
         )
         return Table(title, ("method", "best", "open"), tuple(rows), notes)

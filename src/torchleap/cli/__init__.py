@@ -29,7 +29,7 @@ except ImportError as error:
 GLOBAL = ("--quiet", "--debug")  # understood at any place, also behind the command
 BUG = "This is a bug in torchleap; please report it with the lines above."
 Commands = Mapping[str, "Callable[..., None] | Commands"]
-HELP = {  # of the groups; that of a command is its docstring, also where it stands for its group
+HELP = {  # of the groups; a command's own help is its docstring, also that of a group's command
     "": "Find out which input fields a deep ranking model can do without.\n\n"
     "Example: torchleap select clicks.parquet --label click --out result",
     "data": "Inspect, convert and make data, and clear caches.\n\n"

@@ -94,7 +94,7 @@ def bench_roi(context: typer.Context, chosen: RoiOptions, running: RunnerOptions
 
 
 def _refuse_before(context: typer.Context, command: str) -> None:
-    """Refuse options that stand before the name of a command of bench."""
+    """Refuse options that come before the name of a command of bench."""
     given = _written(_given(context))
     if given:
         raise TorchleapError(

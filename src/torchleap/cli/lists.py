@@ -1,4 +1,4 @@
-"""Options that stand for several values: lists of names, and numbers by name, written as in CSV."""
+"""Options with several values: lists of names, and numbers by name, written as in CSV."""
 
 import csv
 from collections.abc import Iterable

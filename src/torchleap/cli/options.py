@@ -97,7 +97,7 @@ def parameter_of(rule: type[Rule]) -> str:
 
 
 class RuleOptions(Options):
-    """One option for each rule of `selection.rule.RULES`, of which a user gives at most one."""
+    """One option for each rule of `selection.rule.RULES`; a user gives at most one of them."""
 
     def __init__(self, **limits: float | None) -> None:
         self._limits = limits
