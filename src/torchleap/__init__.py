@@ -21,9 +21,11 @@ if TYPE_CHECKING:
     from .fields import Field, Fields
     from .gates.leap import LeAP
     from .gates.optimizer import GateOptimizer
+    from .gates.trainer import GateTrainer
     from .objectives import Metric, Objective, auc, gauc, log_loss, s_auc
     from .pipeline.decide import Decision, decide
-    from .pipeline.search import retrain, search
+    from .pipeline.retrain import retrain
+    from .pipeline.search import search
     from .pipeline.serve import Served
     from .plugin import Plugin, attach, attached
     from .report import Report
@@ -55,6 +57,7 @@ _NAMES = {
     "Field": "fields",
     "Fields": "fields",
     "GateOptimizer": "gates.optimizer",
+    "GateTrainer": "gates.trainer",
     "LazyAdam": "training.lazy_adam",
     "LeAP": "gates.leap",
     "LearnGates": "training.stream",
@@ -77,7 +80,7 @@ _NAMES = {
     "gauc": "objectives",
     "log_loss": "objectives",
     "plan_of": "surgery",
-    "retrain": "pipeline.search",
+    "retrain": "pipeline.retrain",
     "s_auc": "objectives",
     "search": "pipeline.search",
     "stream": "training.stream",
@@ -112,6 +115,7 @@ __all__ = [
     "FieldError",
     "Fields",
     "GateOptimizer",
+    "GateTrainer",
     "LazyAdam",
     "LeAP",
     "LearnGates",

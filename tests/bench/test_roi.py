@@ -13,7 +13,7 @@ from torchleap.bench.statistics import Sample, mean_of
 from torchleap.bench.tables import signed
 from torchleap.bench.trials import SearchTrial
 from torchleap.methods import Permutation, Random, Shark
-from torchleap.pipeline.decide import with_means
+from torchleap.pipeline.prune import with_means
 from torchleap.selection import select
 from torchleap.training.fit import _Loop, evaluate
 

@@ -779,7 +779,7 @@ def test_few_rows_end_in_no_claim(tmp_path, capsys):
         out,
     )
     assert re.search(
-        r"^All 4 fields stay: 6 test rows, \d of them positive, are too few to tell\.$",
+        r"^All 4 fields stay: 6 test rows, \d of them positive, are too few to decide\.$",
         out,
         re.MULTILINE,
     )

@@ -12,9 +12,11 @@ import torch
 
 import torchleap as tl
 from torchleap.methods import LeAPMethod
-from torchleap.pipeline import decide as selecting
-from torchleap.pipeline.decide import decide, forget
-from torchleap.pipeline.search import suited_batch
+from torchleap.objectives import METRICS, Difference
+from torchleap.pipeline import evidence, prune
+from torchleap.pipeline.checkpoint import forget
+from torchleap.pipeline.decide import decide
+from torchleap.pipeline.retrain import suited_batch
 from torchleap.pipeline.serve import Served
 from torchleap.selection import Selection
 from torchleap.training.fit import Hook, Training, TrainingError, evaluate
@@ -52,7 +54,7 @@ KEYS = {
         "savings",
         "cuts",
     ),
-    *("notes", "seconds", "findings", "undecided"),
+    *("notes", "seconds", "findings", "undecided", "known_metrics"),
 }
 FIELD_KEYS = {
     *(
@@ -127,7 +129,12 @@ def test_the_record_is_plain_json_and_whole(decision):
     )
     assert tl.Report(record).record["fields"][0]["name"] == record["fields"][0]["name"]
     assert record["task"] == {
-        **{"label": "click", "source": None, "rows": {"train": 1920, "valid": 240, "test": 240}},
+        **{
+            "objective": "binary",
+            "label": "click",
+            "source": None,
+            "rows": {"train": 1920, "valid": 240, "test": 240},
+        },
         **{"fields": 4, "dims": decision.task.fields.dims, "group": None},
         **{
             "positive": None,
@@ -183,7 +190,7 @@ def test_the_curve_begins_with_the_model_as_it_is_and_masks_the_worst_first(
 
 
 def test_a_long_curve_has_few_points(monkeypatch, task):
-    monkeypatch.setattr(selecting, "POINTS", 2)
+    monkeypatch.setattr(evidence, "CURVE_STEPS", 2)
     found = decide(task, model="mlp", training=replace(TRAINING, epochs=1), share=0.5).record[
         "curve"
     ]
@@ -397,13 +404,13 @@ def test_what_was_trained_serves_another_rule_but_no_other_settings(task, tmp_pa
     assert count.steps <= 60  # of fine-tuning alone
     with pytest.raises(
         TrainingError,
-        match="is of another run: its lr is 0.01, not 0.02. Go on with the same settings",
+        match="is of another run: its lr is 0.01, not 0.02. Resume with the same settings",
     ):
         go(training=replace(TRAINING, lr=0.02))
     with pytest.raises(TrainingError, match="its seed is 0, not 1"):
         go(seed=1)
     with pytest.raises(
-        TrainingError, match=r"its method is LeAP\(strength=0.4.*not LeAP\(strength=0.2"
+        TrainingError, match=r"its method is LeAPMethod\(strength=0.4.*not LeAPMethod\(strength=0.2"
     ):
         go(method=LeAPMethod(strength=0.2))
     with pytest.raises(TrainingError, match=r"its protected is \[\], not \['user'\]"):
@@ -414,7 +421,7 @@ def test_what_was_trained_serves_another_rule_but_no_other_settings(task, tmp_pa
     with pytest.raises(TrainingError, match="its data is another, or was changed"):
         go(other)
     (tmp_path / "decision.json").write_text("{}")
-    with pytest.raises(TrainingError, match="decision.json is damaged"):
+    with pytest.raises(TrainingError, match="decision.json is damaged: it has no settings"):
         go()
 
 
@@ -441,7 +448,7 @@ def test_only_what_was_saved_is_removed(task, quick, tmp_path):
     ("metric", "factor"), [("auc", 0.0), ("log_loss", 50.0)]
 )  # the last one leaves the AUC as it is
 def test_fine_tuning_never_leaves_the_model_worse(task, monkeypatch, metric, factor):
-    cuts, fit = [], selecting.fit
+    cuts, fit = [], prune.fit
 
     def ruin(model, *rest, **more):
         cuts.append(copy.deepcopy(model))
@@ -453,7 +460,7 @@ def test_fine_tuning_never_leaves_the_model_worse(task, monkeypatch, metric, fac
                 parameter.mul_(factor)
         return run
 
-    monkeypatch.setattr(selecting, "fit", ruin)
+    monkeypatch.setattr(prune, "fit", ruin)
     found = decide(
         task, model="mlp", training=replace(TRAINING, metric=metric, epochs=1), share=0.5
     )
@@ -546,7 +553,8 @@ def test_rows_that_cannot_be_measured_are_refused_before_any_training():
 
 
 def test_an_interval_of_no_width_is_none(task, monkeypatch):
-    monkeypatch.setattr(selecting, "auc_difference", lambda *_: selecting.Difference(0.0, 0.0, 0.0))
+    still = replace(METRICS["auc"], difference=lambda *_: Difference(0.0, 0.0, 0.0))
+    monkeypatch.setitem(METRICS, "auc", still)
     record = decide(task, model="mlp", method="random", training=replace(TRAINING, epochs=1)).record
     assert record["metrics"]["difference"] == {"metric": "auc", "value": 0.0, "interval": None}
     assert "may be chance" in tl.Report(record).html()
@@ -593,7 +601,7 @@ def test_where_the_rows_are_too_few_nothing_is_dropped_without_a_rule():
     found = decide(few, model="mlp", training=replace(TRAINING, batch=16, epochs=1))
     assert found.selection.dropped == ()
     assert re.match(
-        r"6 test rows, \d of them positive, are too few to tell$", found.record["undecided"]
+        r"6 test rows, \d of them positive, are too few to decide$", found.record["undecided"]
     )
     by_rule = decide(few, model="mlp", training=replace(TRAINING, batch=16, epochs=1), share=0.5)
     assert len(by_rule.selection.dropped) == 2

@@ -71,7 +71,7 @@ def test_a_search_of_another_method_is_not_gone_on_with(task, tmp_path):
         )
     with pytest.raises(
         TrainingError,
-        match=r"another search: LeAP\(strength=0.2.*not LeAP\(strength=0.4.*Remove it",
+        match=r"another search: LeAPMethod\(strength=0.2.*not LeAPMethod\(strength=0.4.*Remove it",
     ):
         tl.search(task, method=LeAPMethod(), training=TRAINING, checkpoint=tmp_path / "search")
     method, other = LeAPMethod(strength=0.2), replace(TRAINING, lr=0.02)
@@ -115,7 +115,7 @@ def test_an_unknown_method_or_setting_is_refused_with_the_nearest_name(task):
     with pytest.raises(tl.TorchleapError, match="There is no method 'laep'. Did you mean 'leap'"):
         tl.search(task, method="laep")
     with pytest.raises(
-        tl.TorchleapError, match="LeAP has no setting 'strenght'. Did you mean 'strength'"
+        tl.TorchleapError, match="LeAPMethod has no setting 'strenght'. Did you mean 'strength'"
     ):
         tl.methods.named("leap", {"strenght": 0.3})
     with pytest.raises(tl.TorchleapError, match="There is no backbone 'dcm'. Did you mean 'dcn'"):

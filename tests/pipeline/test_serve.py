@@ -155,7 +155,7 @@ def test_tasks_of_all_kinds_come_back(tmp_path, names, kept):
         ),
         (
             lambda layout: {**layout, "numbers": {"price": [0, 9], "size": [9, 10]}},
-            "'price' needs 1 places",
+            "'price' needs 1 slots",
         ),
         (
             lambda layout: {**layout, "numbers": {"price": [0, 10**9]}},
@@ -168,7 +168,7 @@ def test_tasks_of_all_kinds_come_back(tmp_path, names, kept):
         ),
         (
             lambda layout: {**layout, "numbers": {"size": [0, 1]}},
-            "'price' needs 1 places, but has 0",
+            "'price' needs 1 slots, but has 0",
         ),
     ],
 )
@@ -308,7 +308,7 @@ def test_folders_that_are_not_results_are_not_replaced(saved, tmp_path):
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "thesis.tex").write_text("")
     with pytest.raises(
-        tl.DataError, match="model is there and is not a result, so it is not replaced"
+        tl.DataError, match="model exists and is not a result, so it is not replaced"
     ):
         saved[1].save(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["model"]

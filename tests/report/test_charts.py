@@ -2,14 +2,17 @@ import json
 
 import pytest
 
-from torchleap.report import charts, page
+from torchleap.report import script
+from torchleap.report.charts import charts_of
+from torchleap.report.charts.fields import FEWEST_ACTIVE
+from torchleap.report.charts.training import MOST_POINTS
 from torchleap.report.record import checked
 
 from .records import select_record
 
 
 def drawn(**settings):
-    return charts.select_charts(checked(select_record(**settings)))
+    return charts_of(checked(select_record(**settings)))
 
 
 def test_gates_run_from_0_to_1_and_have_a_threshold():
@@ -22,7 +25,7 @@ def test_gates_run_from_0_to_1_and_have_a_threshold():
 def test_other_scores_have_their_own_words_and_no_threshold():
     record = select_record(method="permutation")
     record["rule"] = {"threshold": 0.5}
-    chart = charts.select_charts(checked(record))
+    chart = charts_of(checked(record))
     assert "threshold" not in json.dumps(chart.specs["ranks"])
     assert chart.specs["ranks"]["layer"][-1]["encoding"]["y"]["title"] == "metric lost by shuffling"
     assert {"trajectories", "polarisation", "price"}.isdisjoint(chart.specs)
@@ -38,14 +41,14 @@ def test_long_trajectories_are_thinned_to_both_ends():
     )
     assert (steps[0], steps[-1]) == (0, 25 * 399)
     assert {len(row["gate"]) for row in rows} == {len(steps)}
-    assert len(rows) * len(steps) <= charts.POINTS
+    assert len(rows) * len(steps) <= MOST_POINTS
 
 
 def test_a_trajectory_of_another_length_is_left_out():
     record = select_record(12)
     name = record["fields"][0]["name"]
     record["trajectories"]["gates"][name] = [0.5]
-    chart = charts.select_charts(checked(record))
+    chart = charts_of(checked(record))
     assert len(chart.data["trajectories"]) == 11
 
 
@@ -53,9 +56,9 @@ def test_a_field_without_a_positive_number_is_not_on_a_log_axis():
     record = select_record(12)
     for field in record["fields"]:
         field |= {"divergence": 0.0, "sparsity": 1.0}
-    chart = charts.select_charts(checked(record))
+    chart = charts_of(checked(record))
     assert "divergence" not in chart.specs
-    assert {row["active"] for row in chart.data["fields"]} == {charts.FEWEST_ACTIVE}
+    assert {row["active"] for row in chart.data["fields"]} == {FEWEST_ACTIVE}
 
 
 @pytest.mark.parametrize(
@@ -66,7 +69,7 @@ def test_the_axis_of_the_ladder_has_round_ticks_inside_it(scores):
         "method": "permutation",
         "fields": [{"name": str(score), "score": score} for score in scores],
     }
-    axis = page._axis(record)
+    axis = script.axis_of(record)
     assert axis["low"] <= min(scores) <= max(scores) <= axis["high"]
     assert 2 <= len(axis["ticks"]) <= 6
     assert all(axis["low"] <= tick["at"] <= axis["high"] * (1 + 1e-9) for tick in axis["ticks"])
@@ -75,20 +78,20 @@ def test_the_axis_of_the_ladder_has_round_ticks_inside_it(scores):
 def test_a_difference_without_bounds_is_not_drawn():
     record = select_record(12)
     record["metrics"]["difference"]["interval"] = [None, None]
-    assert "difference" not in charts.select_charts(checked(record)).specs
+    assert "difference" not in charts_of(checked(record)).specs
 
 
 def test_a_strength_without_units_has_no_price():
     record = select_record(12)
-    assert "price" in charts.select_charts(checked(record)).specs
+    assert "price" in charts_of(checked(record)).specs
     record["settings"]["strength"] = 0.4
-    assert "price" not in charts.select_charts(checked(record)).specs
-    assert "price" not in [key for key, _, _ in page._columns(checked(record))]
+    assert "price" not in charts_of(checked(record)).specs
+    assert "price" not in [column.key for column in script.columns_of(checked(record))]
 
 
 def test_points_without_intervals_have_no_bars():
     record = select_record(12)
-    assert len(charts.select_charts(checked(record)).specs["return"]["layer"]) == 5
+    assert len(charts_of(checked(record)).specs["return"]["layer"]) == 5
     for point in record["curve"]["retrained"]:
         point["interval"] = None
-    assert len(charts.select_charts(checked(record)).specs["return"]["layer"]) == 4
+    assert len(charts_of(checked(record)).specs["return"]["layer"]) == 4

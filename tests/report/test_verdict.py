@@ -26,7 +26,7 @@ def with_difference(value, interval, metric="auc"):
             (-0.02, 0.02),
             "auc",
             "coarse",
-            "so is a loss of 0.0200: these rows are too few to tell",
+            "so is a loss of 0.0200: these rows are too few to measure it",
         ),
         (
             -0.004,
@@ -97,9 +97,9 @@ def test_of_too_few_rows_nothing_can_go(rows, positives):
     told = verdict.headline(record)
     assert (
         told
-        == f"8 of 12 fields would go, but {rows:,} test rows, {positives:,} of them positive, are too few to tell anything."
+        == f"8 of 12 fields would be dropped, but {rows:,} test rows, {positives:,} of them positive, are too few for any statement."
     )
-    assert "says nothing: at least 10 of each class" in verdict.certainty(record)
+    assert "means nothing: at least 10 of each class" in verdict.certainty(record)
 
 
 def test_where_a_loss_may_hide_in_the_interval_nothing_can_go():
@@ -108,7 +108,7 @@ def test_where_a_loss_may_hide_in_the_interval_nothing_can_go():
     told = verdict.headline(record)
     assert (
         told
-        == "8 of 12 fields would go, but 400 test rows, 40 of them positive, are too few to tell what that costs."
+        == "8 of 12 fields would be dropped, but 400 test rows, 40 of them positive, are too few to measure the cost."
     )
 
 

@@ -12,12 +12,12 @@ from .._common.checks import check_settings, setting
 from .._common.files import make_folder
 from .._common.locks import locked
 from .._common.plain import key_of
-from ..objectives import METRICS
-from ..pipeline.decide import with_means
-from ..pipeline.search import RetrainResult, retrain
+from ..pipeline.prune import with_means
+from ..pipeline.retrain import RetrainResult, retrain
 from ..plugin import Plugin
 from ..selection import Rule, Selection, select
-from ..training.fit import evaluate, fit
+from ..training.finetune import fit_pruned
+from ..training.fit import evaluate
 from .sets import DataSet
 from .trials import SearchTrial, Trial, registered_name
 
@@ -175,11 +175,5 @@ def fine_tuned(
         small = copy.deepcopy(plugin.model)
     steps = trial.prunings.steps
     rate = trial.prunings.rate * trial.training.lr
-    training = replace(trial.training, steps=steps, eval_every=steps, lr=rate)
-    metric = METRICS[training.metric]
-    before = metric.gain(evaluate(small, task.valid)[metric.name])
-    weights = copy.deepcopy(small.state_dict())
-    run = fit(small, task, training)
-    if run.best_metric < before:
-        small.load_state_dict(weights)
+    fit_pruned(small, task, replace(trial.training, steps=steps, eval_every=steps, lr=rate))
     return small

@@ -15,8 +15,9 @@ from ..data.sets import public
 from ..data.synthetic.industrial import IndustrialLog, industrial
 from ..data.synthetic.truth import KnownTruth, known_truth
 from ..data.task import Task
-from ..objectives import OBJECTIVES, Metric
-from ..pipeline.search import suited_batch
+from ..objectives import Metric
+from ..pipeline.evidence import headline_of
+from ..pipeline.retrain import suited_batch
 
 VARIABLE = "TORCHLEAP_DATA"
 MOST_SEEDS = 10_000
@@ -48,7 +49,7 @@ class DataSet:
     @property
     def headline(self) -> Metric:
         """Return the metric that models of this data set are judged by."""
-        return OBJECTIVES["binary"].headline(self.task.roles.get("group"))
+        return headline_of(self.task)
 
 
 @dataclass(frozen=True)

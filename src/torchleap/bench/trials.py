@@ -11,8 +11,9 @@ from .._common.plain import key_of, plain
 from .._common.text import plural
 from ..methods import METHODS, Method
 from ..models import MODELS, Backbone
-from ..pipeline.decide import trajectories
-from ..pipeline.search import retrain, search
+from ..pipeline.evidence import trajectories
+from ..pipeline.retrain import retrain
+from ..pipeline.search import search
 from ..training.fit import Training
 from .sets import DataSet, Recipe
 
@@ -101,11 +102,12 @@ class SearchTrial(Trial):
             seed=self.training.seed,
             checkpoint=state / "search",
         )
+        gates = trajectories(result.history, result.fields)
         return {
             "scores": result.scores,
             "seconds": result.seconds,
             "memory": result.memory,
-            "gates": trajectories(result.history, result.fields),
+            "gates": None if gates is None else asdict(gates),
         }
 
 

@@ -291,10 +291,10 @@ class Output:
         from ..report import Report
 
         folder = self._runner.folder
-        record = record_of(title, tables, curves, self._grid, self._runner)
-        record["command"] = shlex.join(["torchleap", *self._context.obj["words"]])
-        shown = record["settings"] | settings
-        record["settings"] = {name: value for name, value in shown.items() if value is not None}
+        command = shlex.join(["torchleap", *self._context.obj["words"]])
+        record = record_of(
+            title, tables, curves, self._grid, self._runner, command=command, settings=settings
+        )
         write_tables(tables, folder, "tables")
         report = Report(record)
         report.write(folder / "report.json")

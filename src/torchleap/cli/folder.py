@@ -53,7 +53,7 @@ def check_unused(out: Path, *, resume: bool, force: bool) -> None:
         resume: Whether an interrupted run is to be continued, which then must exist.
         force: Whether existing results may be replaced.
     """
-    has_state = (out / STATE / "full.pt").exists()  # as `decide.is_saved`, which imports torch
+    has_state = (out / STATE / "full.pt").exists()  # as `is_saved`, which imports torch
     existing = [name for name in RESULTS if (out / name).exists()]
     if resume and not has_state:
         reason = "is done already" if existing else "has no run to resume"
@@ -76,7 +76,7 @@ def check_unused(out: Path, *, resume: bool, force: bool) -> None:
 def resumable(context: typer.Context, out: Path) -> Iterator[None]:
     """Print the command that resumes a run which is interrupted in this context."""
     from ..distributed import ranks
-    from ..pipeline.decide import is_saved
+    from ..pipeline.checkpoint import is_saved
 
     try:
         yield

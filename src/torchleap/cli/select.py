@@ -57,15 +57,16 @@ def select(
     started = time.time() - CLOCK
     task, findings = _read(context, file, reading, prices, csv, search.seed)
     settings["training"] = _suited(settings["training"], task, search.batch)
+    about = {"findings": findings, "source": file, "command": command_line(context)}
     from ..distributed import ranks
 
     with ranks.joined(), resumable(context, results.out):
         opening = partial(show_opening, task, findings, file, started)
         with Watch(context, opening, quiet=results.json) as watch:
-            decision = _decide(task, results, watch, findings=findings, **settings)
+            decision = _decide(task, results, watch, **settings, **about)
         with ranks.first_before_others():
             if ranks.is_first():
-                _write(context, decision, results.out, file)
+                _write(decision, results.out)
                 _forget_if_decided(decision, results.out)
                 limit = search.time_limit
                 show_summary(context, decision, results.out, json=results.json, time_limit=limit)
@@ -109,17 +110,17 @@ def _read(
 
 def _suited(training: Training, task: Task, batch: int | None) -> Training:
     """Return the settings of the trainings with the metric and the batch that suit the task."""
-    from ..objectives import OBJECTIVES
-    from ..pipeline.search import suited_batch
+    from ..pipeline.evidence import headline_of
+    from ..pipeline.retrain import suited_batch
 
-    metric: Any = OBJECTIVES["binary"].headline(task.roles.get("group")).name
-    return replace(training, metric=metric, batch=batch or suited_batch(task))
+    return replace(training, metric=headline_of(task).name, batch=batch or suited_batch(task))
 
 
 def _decide(task: Task, results: ResultOptions, watch: Watch, **settings: Any) -> Decision:
     """Return the decision; without --resume it starts from scratch."""
     from ..distributed import ranks
-    from ..pipeline.decide import decide, forget
+    from ..pipeline.checkpoint import forget
+    from ..pipeline.decide import decide
 
     state = results.out / STATE
     with ranks.first_before_others():
@@ -137,18 +138,16 @@ def _decide(task: Task, results: ResultOptions, watch: Watch, **settings: Any) -
 
 def _forget_if_decided(decision: Decision, out: Path) -> None:
     """Remove the checkpoints, unless another rule may follow, which then needs no training."""
-    from ..pipeline.decide import forget
+    from ..pipeline.checkpoint import forget
 
     if decision.record["undecided"] is None:
         forget(out / STATE)
 
 
-def _write(context: typer.Context, decision: Decision, out: Path, source: str) -> None:
-    """Write the results with the report, which names the source and the command."""
+def _write(decision: Decision, out: Path) -> None:
+    """Write the results with the report."""
     from ..report import Report
 
-    decision.record["task"]["source"] = source
-    decision.record["command"] = command_line(context)
     report = Report(decision.record)
     decision.save(out, also=lambda made: report.write(made / "report.html"))
 
@@ -187,9 +186,10 @@ def demo(
             callbacks=watch.callbacks,
             on_stage=watch.stage,
             roles=truth.role,
+            source=f"synthetic: tl.data.known_truth(tl.data.KnownTruth(seed={seed}), {rows})",
+            command=command_line(context),
         )
-    source = f"synthetic: tl.data.known_truth(tl.data.KnownTruth(seed={seed}), {rows})"
-    _write(context, decision, out, source)
+    _write(decision, out)
     show(f"\n{against_truth(decision.selection, truth)}")
     show_summary(context, decision, out)
 

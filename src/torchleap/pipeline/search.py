@@ -1,15 +1,14 @@
-"""search: scores for all fields of a task, by any method; retrain: a fresh model on the fields that are kept."""
+"""search: scores for all fields of a task, by any method."""
 
 import os
 import resource
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, field, is_dataclass, replace
+from dataclasses import asdict, dataclass, field, is_dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import nn
 
 from .._common.files import make_folder, write_atomically
@@ -18,21 +17,28 @@ from ..distributed import ranks
 from ..fields import Fields
 from ..methods import METHODS, Method, Scores, Search
 from ..methods import named as method_named
-from ..models import Backbone, build
+from ..models import Backbone
 from ..models import named as backbone_named
-from ..selection import Selection, select
-from ..training.fit import Hook, Run, Training, TrainingError, evaluate, fit
+from ..selection import Rule, Selection, select
+from ..training.fit import Hook, Training, TrainingError
+from .retrain import seeded
 
-FEW = 32  # rows of a batch at least: the statistics of fewer are noise
+NOTE = "search.txt"  # holds the method that the checkpoints of a search belong to
 
 
 @dataclass(frozen=True)
 class SearchResult:
-    """Scores by field, and what they took.
+    """Scores by field, and the effort behind them.
 
     Attributes:
-        memory: Bytes that the process held at most.
-        model: What the method has trained, with its best weights and whatever the method put into it; None if it trains none.
+        fields: The fields of the task.
+        method: The method with its settings.
+        scores: The score of each field; the higher, the more it is worth keeping.
+        seconds: The time of the search.
+        memory: The most bytes that the process held.
+        history: The evaluations of all training runs of the search.
+        model: The model that the method trained, with its best weights and the layers that the
+            method added to it; None if it trains none.
     """
 
     fields: Fields
@@ -51,34 +57,23 @@ class SearchResult:
         dims: int | None = None,
         cost: float | None = None,
     ) -> Selection:
-        """Decide which fields to keep by one rule; see `torchleap.selection.select`."""
-        names = {kind: name for name, kind in METHODS.items()}
-        settings: dict[str, Any] = (
-            asdict(self.method)
-            if is_dataclass(self.method) and not isinstance(self.method, type)
-            else {}
-        )
-        name = names.get(type(self.method), type(self.method).__name__)
+        """Return the fields to keep by one rule; see `torchleap.selection.select`."""
+        return self.select_by(Rule.of(threshold=threshold, share=share, dims=dims, cost=cost))
+
+    def select_by(self, rule: Rule) -> Selection:
+        """Return the fields to keep by a rule."""
+        kind = type(self.method)
+        names = {known: name for name, known in METHODS.items()}
+        settings: dict[str, Any] = {}
+        if is_dataclass(self.method):
+            settings = asdict(self.method)
         return select(
             self.fields,
             self.scores,
-            threshold=threshold,
-            share=share,
-            dims=dims,
-            cost=cost,
-            method=name,
+            rule,
+            method=names.get(kind, kind.__name__),
             settings=settings,
         )
-
-
-@dataclass(frozen=True)
-class RetrainResult:
-    """A model that was trained on the kept fields alone."""
-
-    model: nn.Module = field(repr=False)
-    metrics: dict[str, float]
-    seconds: float
-    run: Run = field(repr=False)
 
 
 def search(
@@ -98,93 +93,73 @@ def search(
     >>> after = retrain(task, result.select(share=0.5), seed=0)  # doctest: +SKIP
 
     Args:
+        task: The data.
+        model: The backbone, or its name.
+        method: The method, or its name.
+        training: The settings of the training; None is the default with a suitable batch.
+        seed: The seed of the weights, of the order of the rows and of the method.
         callbacks: Hooks that watch the training, as in `torchleap.callbacks`.
-        checkpoint: A folder to save the training to and, if it is there, to go on from; it is removed at the end.
-        keep_checkpoint: Leave it instead: the same call then only loads what it found.
+        checkpoint: A folder to save the training to and, if it exists, to resume from; it is
+            removed at the end. None saves nothing.
+        keep_checkpoint: Keep that folder: the same call then loads the finished search.
     """
     started = time.monotonic()
     chosen = method_named(method)
-    folder = None if checkpoint is None else Path(checkpoint)
     work = Search(
-        task, backbone_named(model), seeded(training, task, seed), seed, callbacks, folder
+        task,
+        backbone_named(model),
+        seeded(training, task, seed),
+        seed,
+        callbacks,
+        checkpoints=None if checkpoint is None else Path(checkpoint),
     )
     with _folder_for(chosen, work, keep=keep_checkpoint):
         scores = chosen.score(work)
-    memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     return SearchResult(
-        task.fields, chosen, scores, time.monotonic() - started, memory, work.history, work.trained
+        fields=task.fields,
+        method=chosen,
+        scores=scores,
+        seconds=time.monotonic() - started,
+        memory=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+        history=work.history,
+        model=work.trained,
     )
-
-
-def retrain(
-    task: Task,
-    selection: Selection | None = None,
-    *,
-    model: str | Backbone = "wide_deep",
-    training: Training | None = None,
-    seed: int = 0,
-    callbacks: Sequence[Hook] = (),
-    checkpoint: str | os.PathLike[str] | None = None,
-    keep_checkpoint: bool = False,
-) -> RetrainResult:
-    """Train a fresh plain model on the kept fields, or on all of them, and measure it on the test rows.
-
-    Args:
-        callbacks: Hooks that watch the training, as in `torchleap.callbacks`.
-        checkpoint: A file to save the training to and, if it is there, to go on from; it is removed at the end.
-        keep_checkpoint: Leave it instead, as in `fit`.
-    """
-    kept = task if selection is None else task.only(selection)
-    torch.manual_seed(seed)
-    fresh = build(model, kept)
-    settings = seeded(training, task, seed)
-    run = fit(
-        fresh,
-        kept,
-        settings,
-        hooks=callbacks,
-        checkpoint=checkpoint,
-        keep_checkpoint=keep_checkpoint,
-    )
-    metrics = {
-        f"{part}_{name}": v
-        for part in ("valid", "test")
-        for name, v in evaluate(fresh, getattr(kept, part)).items()
-    }
-    return RetrainResult(fresh, metrics, run.seconds, run)
 
 
 @contextmanager
 def _folder_for(method: Method, work: Search, *, keep: bool) -> Iterator[None]:
-    """The folder of a search's checkpoints, which belong to one method with its settings; it goes when the search is done."""
-    if work.checkpoints is None:
+    """Make the folder of a search's checkpoints, and remove it when the search is done."""
+    folder = work.checkpoints
+    if folder is None:
         yield
         return
-    note = work.checkpoints / "search.txt"
     with ranks.first_before_others():
         if ranks.is_first():
-            make_folder(work.checkpoints)
-            found = note.read_text(encoding="utf-8") if note.exists() else repr(method)
-            if found != repr(method):
-                raise TrainingError(
-                    f"{work.checkpoints} is of another search: {found}, not {method!r}. Remove it to start anew."
-                )
-            write_atomically(note, repr(method))
+            _claim(folder, method)
     yield
-    if keep or not ranks.is_first():
-        return
-    for path in (*(work.checkpoints / f"{number}.pt" for number in range(work.runs)), note):
-        path.unlink(missing_ok=True)
-    with suppress(OSError):  # somebody put something else there
-        work.checkpoints.rmdir()
+    if not keep and ranks.is_first():
+        _clear(folder, work.runs)
 
 
-def seeded(training: Training | None, task: Task, seed: int) -> Training:
-    """The settings with this seed; without settings, a batch that suits the number of rows."""
-    return replace(training or Training(batch=suited_batch(task)), seed=seed)
+def _claim(folder: Path, method: Method) -> None:
+    """Write the method into the folder; refuse the checkpoints of another one."""
+    make_folder(folder)
+    note = folder / NOTE
+    found = repr(method)
+    if note.exists():
+        found = note.read_text(encoding="utf-8")
+    if found != repr(method):
+        raise TrainingError(
+            f"{folder} is of another search: {found}, not {method!r}. "
+            "Remove it to start from scratch."
+        )
+    write_atomically(note, found)
 
 
-def suited_batch(task: Task) -> int:
-    """Rows a step, by the number of train rows."""
-    rows = len(task.train)
-    return min(rows, max(FEW, min(4096, rows // 200)))  # some 200 steps an epoch: gates need steps
+def _clear(folder: Path, runs: int) -> None:
+    """Remove the checkpoints of a search, and the folder if nothing else is in it."""
+    for number in range(runs):
+        (folder / f"{number}.pt").unlink(missing_ok=True)
+    (folder / NOTE).unlink(missing_ok=True)
+    with suppress(OSError):  # it is not empty
+        folder.rmdir()

@@ -1,4 +1,4 @@
-"""Served: what `decide` saved, scoring new rows from a file or a frame."""
+"""Served: a saved result of `decide`, which scores new rows from a file or a frame."""
 
 import hashlib
 import json
@@ -14,58 +14,74 @@ from torch import Tensor, nn
 from .. import export
 from .._common.checks import is_whole
 from .._common.errors import DataError, TorchleapError, nearest
-from .._common.files import write_atomically
+from .._common.files import refuse_to_replace
+from .._common.plain import parse_json, write_json
 from .._common.text import first_line
 from ..data.files.encoding import MANIFEST as ENCODED
 from ..data.files.encoding import Encoding, save_encoding
 from ..data.files.sources import open_source
 from ..data.task import Batch, Task
+from ..objectives import OBJECTIVES, Objective, objective_named
 from ..selection import Selection
+from .evidence import objective_of
 
 if TYPE_CHECKING:
     from polars import DataFrame
 
 LAYOUT = "layout.json"
 KINDS = ("ids", "numbers")
-LARGEST = 1 << 24  # places that a row may have
+LARGEST = 1 << 24  # slots that a row may have
 MODEL = "model"
 ENCODING = "encoding"
 SCORE = "score"  # the column of the scores
+Layout = dict[str, dict[str, list[int]]]  # kind -> column -> [start, stop)
+Progress = Callable[[str, int, int], None]
+
+# what a model from a file may raise when it is called
+OF_MODELS = (
+    RuntimeError,
+    TypeError,
+    ValueError,
+    AttributeError,
+    LookupError,
+    ArithmeticError,
+    MemoryError,
+)
 
 
 def save_served(
     model: nn.Module, task: Task, selection: Selection, folder: Path, metrics: dict[str, float]
 ) -> None:
-    """Write a pruned model, and what it takes to encode new rows of the kept columns for it; the layout binds them."""
+    """Write a pruned model, the encoding of its columns, and the layout that binds them.
+
+    Args:
+        model: The pruned model.
+        task: The task that it was trained on.
+        selection: The fields that it keeps.
+        folder: An existing folder.
+        metrics: The metrics to save with the model, by name.
+    """
     export.save(model, folder / MODEL, metrics=metrics)
     save_encoding(task, folder / ENCODING, only=selection)
-    slots = {kind: task.slots(ids=kind == "ids") for kind in ("ids", "numbers")}
-    layout = {
-        kind: {name: [place.start, place.stop] for name, place in own.items()}
-        for kind, own in slots.items()
-    }
-    write_atomically(
-        folder / LAYOUT, json.dumps({**layout, "result": _result(folder, layout)}) + "\n"
-    )
+    content: dict[str, Any] = {"objective": objective_of(task).name}
+    for kind in KINDS:
+        slots = task.slots(ids=kind == "ids")
+        content[kind] = {name: [place.start, place.stop] for name, place in slots.items()}
+    write_json(folder / LAYOUT, {**content, "result": _digest(folder, content)})
 
 
 def refuse_others(folder: Path) -> None:
-    """Refuse to replace folders of the names of results that are not results."""
-    for name, shown_by in ((MODEL, export.MANIFEST), (ENCODING, ENCODED)):
-        place = folder / name
-        if (
-            place.exists()
-            and not (place / shown_by).exists()
-            and (not place.is_dir() or any(place.iterdir()))
-        ):
-            raise DataError(
-                f"{place} is there and is not a result, so it is not replaced. Choose another folder."
-            )
+    """Refuse to replace folders that have the names of results, but are not results."""
+    refuse_to_replace(folder / MODEL, export.MANIFEST, "a result", DataError)
+    refuse_to_replace(folder / ENCODING, ENCODED, "a result", DataError)
 
 
-def _result(folder: Path, layout: dict[str, Any]) -> str:
-    """Return a digest of a result: its manifests, which have digests of everything else, and its layout."""
-    found = hashlib.sha256(json.dumps(layout, sort_keys=True).encode())
+def _digest(folder: Path, content: dict[str, Any]) -> str:
+    """Return a digest of a result: of its layout and of the manifests of its other parts.
+
+    The manifests have digests of everything else.
+    """
+    found = hashlib.sha256(json.dumps(content, sort_keys=True).encode())
     for path in (folder / MODEL / export.MANIFEST, folder / ENCODING / ENCODED):
         found.update(hashlib.sha256(path.read_bytes()).digest())
     return found.hexdigest()
@@ -73,40 +89,44 @@ def _result(folder: Path, layout: dict[str, Any]) -> str:
 
 @dataclass(frozen=True)
 class Served:
-    """A saved model with its encoding; it needs the kept columns alone."""
+    """A saved model with its encoding, which needs the kept columns alone.
+
+    Attributes:
+        model: The pruned model.
+        encoding: The encoding of the kept columns.
+        layout: The slots of each column of the task in the ids and numbers of a batch.
+        objective: The objective that the model was trained for.
+    """
 
     model: nn.Module
     encoding: Encoding
-    layout: dict[
-        str, dict[str, list[int]]
-    ]  # where each column of the whole task lies in a batch's ids and numbers
+    layout: Layout
+    objective: Objective = OBJECTIVES["binary"]
 
     @classmethod
     def load(cls, folder: str | os.PathLike[str]) -> "Served":
-        """Read what `Decision.save` wrote; no code is run."""
-        path = Path(folder) / LAYOUT
+        """Read a result that `Decision.save` wrote; no code of it is run."""
+        place = Path(folder)
+        path = place / LAYOUT
         if not path.is_file():
             raise DataError(
-                f"{folder} holds no complete result of `torchleap select`: expected {LAYOUT} in it. Select again, with --force."
+                f"{folder} holds no complete result of `torchleap select`: "
+                f"expected {LAYOUT} in it. Select again, with --force."
             )
-        try:
-            layout = json.loads(path.read_text(encoding="utf-8"))
-            found = {kind: _places(layout[kind]) for kind in KINDS}
-            result = layout["result"]
-        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-            reason = f"{type(error).__name__}: {first_line(error)}"
-            raise DataError(
-                f"{path} is damaged or of an earlier version ({reason:.200}). Select again."
-            ) from error
-        encoding, model = Encoding.load(Path(folder) / ENCODING), export.load(Path(folder) / MODEL)
-        problem = _problem(found, encoding)
+        content, result = _read_layout(path)
+        layout = {kind: content[kind] for kind in KINDS}
+        encoding = Encoding.load(place / ENCODING)
+        model = export.load(place / MODEL)
+        problem = _problem(layout, encoding)
         if problem:
             raise DataError(f"{path} is damaged: {problem}. Select again.")
-        if _result(Path(folder), found) != result:
+        if _digest(place, content) != result:
             raise DataError(
-                f"{folder} mixes several results: its {MODEL}, {ENCODING} and {LAYOUT} were not written together. Select again."
+                f"{folder} mixes several results: its {MODEL}, {ENCODING} and {LAYOUT} "
+                "were not written together. Select again."
             )
-        return cls(model, encoding, found)
+        objective = objective_named(content.get("objective", "binary"))  # earlier results have none
+        return cls(model, encoding, layout, objective)
 
     @torch.no_grad()
     def probabilities(
@@ -115,45 +135,38 @@ class Served:
         *,
         separator: str | None = None,
         names: Sequence[str] | None = None,
-        progress: Callable[[str, int, int], None] | None = None,
+        progress: Progress | None = None,
     ) -> Iterator[Tensor]:
-        """The probabilities (float64) of all rows in their order, some at a time."""
-        self.model.eval()
-        for batch in self.encoding.batches(
-            data, separator=separator, names=names, progress=progress
-        ):
-            yield torch.sigmoid(
-                self._log_odds(batch).double()
-            )  # float32 would make equal of what is not
+        """Yield the predictions of all rows in their order, some at a time, as float64.
 
-    def _log_odds(self, batch: Batch) -> Tensor:
-        """Call the model, which a file describes: it may not be one that scores rows."""
+        Args:
+            data: A file, several files or a frame with the kept columns.
+            separator: As in `torchleap.data.read`, and likewise `names` and `progress`.
+        """
+        self.model.eval()
+        batches = self.encoding.batches(data, separator=separator, names=names, progress=progress)
+        for batch in batches:
+            outputs = self._outputs(batch).double()  # float32 rounds different rows to one value
+            yield self.objective.link(outputs)
+
+    def _outputs(self, batch: Batch) -> Tensor:
+        """Call the model; since it comes from a file, it need not be one that scores rows."""
         try:
             found = self.model(*self.inputs(batch))
         except TorchleapError:
             raise
-        except (
-            RuntimeError,
-            TypeError,
-            ValueError,
-            AttributeError,
-            LookupError,
-            ArithmeticError,
-            MemoryError,
-        ) as error:
+        except OF_MODELS as error:
             reason = f"{type(error).__name__}: {first_line(error)}"
             raise DataError(
                 f"The model of this result cannot score rows ({reason:.200}). Select again."
             ) from error
-        if (
-            not isinstance(found, Tensor)
-            or found.shape != (len(batch),)
-            or not found.is_floating_point()
-        ):
+        is_floats = isinstance(found, Tensor) and found.is_floating_point()
+        if not is_floats or tuple(found.shape) != (len(batch),):
             raise DataError(
                 "The model of this result does not return one number per row. Select again."
             )
-        return found
+        outputs: Tensor = found
+        return outputs
 
     def scored(
         self,
@@ -162,27 +175,19 @@ class Served:
         ids: Sequence[str] = (),
         separator: str | None = None,
         names: Sequence[str] | None = None,
-        progress: Callable[[str, int, int], None] | None = None,
+        progress: Progress | None = None,
     ) -> "DataFrame":
-        """Return a frame of all rows in their order: the columns that are carried along, and a column "score".
+        """Return a frame of all rows in their order: the columns `ids`, and a column "score".
 
         Args:
-            ids: Columns of the data, as they stand there; the model need not read them.
-            separator, names, progress: As in `torchleap.data.read`.
+            data: A file, several files or a frame with the kept columns.
+            ids: Columns of the data to copy unchanged; the model need not read them.
+            separator: As in `torchleap.data.read`, and likewise `names` and `progress`.
         """
         import polars
 
         source = open_source(data, separator=separator, names=names)
-        known = source.names()
-        for name in ids:
-            if name not in known:
-                raise DataError(
-                    f"There is no column {name!r} to carry along. {nearest(str(name), known)}"
-                )
-        if SCORE in ids:
-            raise DataError(
-                f"The column {SCORE!r} cannot be carried along: the scores are called so. Rename it."
-            )
+        _check_ids(ids, source.names())
         parts = self.probabilities(data, separator=separator, names=names, progress=progress)
         scores = polars.concat([polars.Series(SCORE, part.numpy()) for part in parts])
         wanted = list(dict.fromkeys(ids))
@@ -191,42 +196,72 @@ class Served:
         return polars.concat(source.blocks(wanted)).with_columns(scores)
 
     def inputs(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """A batch of the kept columns as the model takes it; it does not read what dropped columns would be."""
+        """Return a batch of the kept columns as the model takes it, with 0 for dropped columns."""
         return self._spread(batch.ids, "ids"), self._spread(batch.numbers, "numbers")
 
     def _spread(self, given: Tensor, kind: str) -> Tensor:
-        places = self.layout[kind]
-        whole = given.new_zeros(len(given), max((stop for _, stop in places.values()), default=0))
-        kept = [
-            torch.arange(*places[column.name])
-            for column in self.encoding.columns
-            if column.name in places
-        ]
-        return whole.index_copy_(1, torch.cat(kept), given) if kept else whole
+        """Return the values in the slots of their columns, (B, kept slots) -> (B, all slots)."""
+        slots = self.layout[kind]
+        width = max((stop for _, stop in slots.values()), default=0)
+        spread = given.new_zeros(len(given), width)
+        columns = [column.name for column in self.encoding.columns if column.name in slots]
+        if not columns:
+            return spread
+        kept = torch.cat([torch.arange(*slots[name]) for name in columns])
+        return spread.index_copy_(1, kept, given)
 
 
-def _places(layout: Any) -> dict[str, list[int]]:
-    """Return where each column begins and ends in a batch."""
-    return {name: [_place(start), _place(stop)] for name, (start, stop) in layout.items()}
+def _check_ids(ids: Sequence[str], known: Sequence[str]) -> None:
+    for name in ids:
+        if name not in known:
+            raise DataError(f"There is no column {name!r} to copy. {nearest(str(name), known)}")
+    if SCORE in ids:
+        raise DataError(
+            f"The column {SCORE!r} cannot be copied: the scores have this name. Rename it."
+        )
 
 
-def _place(value: Any) -> int:
-    """Return a place in a batch."""
+def _read_layout(path: Path) -> tuple[dict[str, Any], Any]:
+    """Return the checked content of a layout file, and the digest of the result apart from it."""
+    try:
+        content = parse_json(path.read_text(encoding="utf-8"))
+        for kind in KINDS:
+            content[kind] = _slots(content[kind])
+        result = content.pop("result")
+        objective_named(content.get("objective", "binary"))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, TorchleapError) as error:
+        reason = f"{type(error).__name__}: {first_line(error)}"
+        raise DataError(
+            f"{path} is damaged or of an earlier version ({reason:.200}). Select again."
+        ) from error
+    return content, result
+
+
+def _slots(layout: Any) -> dict[str, list[int]]:
+    """Return the first slot of each column and the one after its last."""
+    return {name: [_slot(start), _slot(stop)] for name, (start, stop) in layout.items()}
+
+
+def _slot(value: Any) -> int:
     if not is_whole(value) or not 0 <= value <= LARGEST:
         raise ValueError(f"{value!r:.40} is not a place in a batch")
     return int(value)
 
 
-def _problem(layout: dict[str, dict[str, list[int]]], encoding: Encoding) -> str:
-    """What is wrong with a layout: columns lie side by side, and those of the encoding are among them."""
-    for kind, places in layout.items():
+def _problem(layout: Layout, encoding: Encoding) -> str:
+    """Return what is wrong with a layout, "" if nothing is.
+
+    Columns lie side by side, and those of the encoding are among them.
+    """
+    for kind, slots in layout.items():
         end = 0
-        for name, (start, stop) in sorted(places.items(), key=lambda item: item[1]):
+        for name, (start, stop) in sorted(slots.items(), key=lambda item: item[1]):
             if start != end or stop <= start:
                 return f"the {kind} of {name!r} do not follow those before"
             end = stop
     for column in encoding.columns:
-        start, stop = layout["ids" if column.is_ids else "numbers"].get(column.name, (0, 0))
+        kind = "ids" if column.is_ids else "numbers"
+        start, stop = layout[kind].get(column.name, (0, 0))
         if stop - start != column.slots:
-            return f"{column.name!r} needs {column.slots} places, but has {stop - start}"
+            return f"{column.name!r} needs {column.slots} slots, but has {stop - start}"
     return ""

@@ -1,17 +1,18 @@
-"""Reports: a record, which is a plain dict, becomes one HTML file that opens anywhere, JSON, or static pictures."""
+"""Reports: a record becomes one HTML file that opens anywhere, JSON, or static pictures.
+
+See README.md in this folder for how a section is added.
+"""
 
 import html
-import json
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from .._common.errors import TorchleapError
-from .._common.files import make_folder, replace_file, write_atomically
-from .._common.plain import read_json
-from .bench import bench_pictures
-from .charts import select_pictures
+from .._common.files import make_folder, write_atomically
+from .._common.plain import as_json, read_json
+from .charts import pictures
 from .page import needed, render
 from .record import checked
 
@@ -19,11 +20,16 @@ __all__ = ["Report"]
 
 
 class Report:
-    """What a run found, to look at and to hand on.
+    """The report of a record, to read in a browser or a notebook and to pass on.
 
-    >>> fields = [{"name": "age", "width": 1, "score": 0.9, "kept": True}, {"name": "zip", "width": 8, "score": 0.1}]
-    >>> Report({"format": 1, "kind": "select", "title": "Clicks", "method": "leap", "fields": fields})
+    >>> age = {"name": "age", "width": 1, "score": 0.9, "kept": True}
+    >>> zip_code = {"name": "zip", "width": 8, "score": 0.1}
+    >>> Report({"format": 1, "kind": "select", "title": "Clicks", "fields": [age, zip_code]})
     Report: select, 'Clicks'
+
+    Args:
+        record: As `torchleap.pipeline.record` describes it: `Decision.record`, or the content of
+            a report.json. It is checked and copied.
     """
 
     def __init__(self, record: Mapping[str, Any]) -> None:
@@ -31,7 +37,7 @@ class Report:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> "Report":
-        """Read a record that was written as JSON."""
+        """Return the report of a record that was written as JSON."""
         record = read_json(path, "a record of a report")
         try:
             return cls(record)
@@ -39,50 +45,58 @@ class Report:
             raise TorchleapError(f"{path}: {error}") from error
 
     def html(self) -> str:
-        """One standalone page: no other file, no network."""
+        """Return the report as one standalone page, which needs no other file and no network."""
         return render(self.record)
 
     def json(self) -> str:
-        """The record, which `load` reads."""
-        return json.dumps(self.record, indent=1, allow_nan=False) + "\n"
+        """Return the record as JSON, which `load` reads."""
+        return as_json(self.record, indent=1)
 
     def write(self, path: str | os.PathLike[str]) -> None:
-        """Write the page, or the record if the name ends in .json; the file appears whole or not at all."""
-        write_atomically(path, self.json() if Path(path).suffix == ".json" else self.html())
+        """Write the page, or the record if the name ends in .json, atomically."""
+        content = self.json() if Path(path).suffix == ".json" else self.html()
+        write_atomically(path, content)
 
     def png(self, folder: str | os.PathLike[str], *, scale: float = 2.0) -> list[Path]:
-        """Write each chart as a picture; returns their paths.
+        """Write each chart as a PNG picture and return the paths.
 
-        Its words are drawn with the fonts of this system. Chinese, Japanese or Korean names need a font that has them, or become
-        boxes: apt-get install fonts-noto-cjk.
+        Text is drawn with the fonts of this system. Chinese, Japanese and Korean names need a
+        font that has them, or become boxes: apt-get install fonts-noto-cjk.
+
+        Args:
+            folder: The folder for the pictures, which is made if it does not exist.
+            scale: Pixels per point; 2 is sharp on most screens.
         """
         convert = needed("vl_convert").vegalite_to_png
-        return self._pictures(folder, "png", lambda spec: convert(spec, scale=scale))
+        return self._draw(folder, "png", lambda spec: convert(spec, scale=scale))
 
     def svg(self, folder: str | os.PathLike[str]) -> list[Path]:
-        """Write each chart as a drawing that stays sharp at any size, in the fonts of who looks at it; returns their paths."""
+        """Write each chart as an SVG drawing, in the fonts of its reader, and return the paths."""
         convert = needed("vl_convert").vegalite_to_svg
-        return self._pictures(folder, "svg", lambda spec: convert(spec).encode())
+        return self._draw(folder, "svg", lambda spec: convert(spec).encode())
 
-    def _pictures(self, folder: str | os.PathLike[str], ending: str, draw: Any) -> list[Path]:
-        make_folder(folder)
-        drawn = (
-            bench_pictures(self.record)
-            if self.record["kind"] == "bench"
-            else select_pictures(self.record)
-        )
+    def _draw(
+        self,
+        folder: str | os.PathLike[str],
+        ending: str,
+        draw: Callable[[dict[str, Any]], bytes],
+    ) -> list[Path]:
+        place = make_folder(folder)
+        drawn = pictures(self.record)
         written = []
         for name in drawn.specs:
-            path = Path(folder) / f"{name}.{ending}"
-            with replace_file(path) as temporary:
-                temporary.write_bytes(draw(drawn.picture(name)))
+            path = place / f"{name}.{ending}"
+            write_atomically(path, draw(drawn.picture(name)))
             written.append(path)
         return written
 
     def _repr_html_(self) -> str:
-        """The page inside a notebook, in a frame of its own."""
+        """Return the page for a notebook, in a frame of its own."""
         page = html.escape(self.html(), quote=True)
-        return f'<iframe srcdoc="{page}" sandbox="allow-scripts allow-downloads" style="width:100%;height:720px;border:0"></iframe>'
+        sandbox = 'sandbox="allow-scripts allow-downloads"'
+        style = 'style="width:100%;height:720px;border:0"'
+        return f'<iframe srcdoc="{page}" {sandbox} {style}></iframe>'
 
     def __repr__(self) -> str:
-        return f"Report: {self.record['kind']}, {str(self.record.get('title') or 'untitled')!r}"
+        title = str(self.record.get("title") or "untitled")
+        return f"Report: {self.record['kind']}, {title!r}"

@@ -1,7 +1,8 @@
-"""Colours, in light and dark: one accent, greys, and a ramp of five that differ in lightness, so nobody's eyes are left out.
+"""Colours for light and dark pages: one accent, greys, and a ramp of five.
 
-Charts name a colour as a variable of the page's style sheet, `var(--accent)`. So a change of theme, or printing, draws nothing
-anew; static pictures get the light values put in.
+The colours of the ramp differ in lightness, so that colour-blind readers tell them apart. Charts
+name a colour as a variable of the page's style sheet, `var(--accent)`: a change of theme, or
+printing, then redraws nothing. Static pictures get the light values.
 """
 
 from typing import Any
@@ -62,36 +63,35 @@ SPARSITIES = (
 
 
 def ramp(value: float | None, steps: tuple[tuple[float, str], ...]) -> str:
-    """The colour of the step that a value belongs to.
+    """Return the colour of the step that a value belongs to.
 
     >>> ramp(64, WIDTHS), ramp(None, WIDTHS)
     ('var(--ramp-3)', 'var(--off-soft)')
     """
     if value is None:
         return UNKNOWN
-    return f"var(--ramp-{next((place for place, (top, _) in enumerate(steps) if value <= top), len(steps) - 1)})"
+    for place, (top, _) in enumerate(steps):
+        if value <= top:
+            return f"var(--ramp-{place})"
+    return f"var(--ramp-{len(steps) - 1})"
 
 
 def legend(steps: tuple[tuple[float, str], ...]) -> list[dict[str, str]]:
-    """The steps with their colours."""
-    return [
-        {"colour": f"var(--ramp-{place})", "text": text} for place, (_, text) in enumerate(steps)
-    ]
+    """Return the steps with their colours."""
+    return [{"colour": f"var(--ramp-{place})", "text": step[1]} for place, step in enumerate(steps)]
 
 
 def style_sheet(colours: dict[str, str]) -> str:
-    """The colours as variables of a style sheet."""
+    """Return the colours as variables of a style sheet."""
     return " ".join(f"--{name}: {value};" for name, value in colours.items())
 
 
 def in_print(chart: Any) -> Any:
-    """A chart with the light colours put in; the names of fields are left alone."""
+    """Return a chart with the light colours in place of variables, the names of fields aside."""
     if isinstance(chart, dict):
         return {key: item if key == "name" else in_print(item) for key, item in chart.items()}
     if isinstance(chart, list):
         return [in_print(item) for item in chart]
-    return (
-        LIGHT.get(chart[6:-1], chart)
-        if isinstance(chart, str) and chart.startswith("var(--")
-        else chart
-    )
+    if isinstance(chart, str) and chart.startswith("var(--"):
+        return LIGHT.get(chart[6:-1], chart)
+    return chart

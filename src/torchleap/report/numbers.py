@@ -12,40 +12,48 @@ _SIZES = ("bytes", "kB", "MB", "GB", "TB")
 
 
 def count(value: Any) -> str:
-    """A whole number.
+    """Return a whole number with separators.
 
     >>> count(1664), count(-200), count(None)
     ('1,664', '−200', '–')
     """
-    return f"{value:,.0f}".replace("-", MINUS) if is_number(value) else UNKNOWN
+    if not is_number(value):
+        return UNKNOWN
+    return f"{value:,.0f}".replace("-", MINUS)
 
 
-def share(value: Any) -> str:
-    """A share in per cent, with the digits that matter close to 0 and 1.
+def percent(value: Any) -> str:
+    """Return a fraction in per cent, with the digits that matter close to 0 and 1.
 
-    >>> share(0.64), share(0.9987), share(0), share(1), share(0.0004), share(0.00001), share(0.99999)
-    ('64 %', '99.87 %', '0 %', '100 %', '0.04 %', '<0.01 %', '>99.99 %')
+    >>> percent(0.64), percent(0.9987), percent(0), percent(1)
+    ('64 %', '99.87 %', '0 %', '100 %')
+    >>> percent(0.0004), percent(0.00001), percent(0.99999)
+    ('0.04 %', '<0.01 %', '>99.99 %')
     """
     if not is_number(value):
         return UNKNOWN
     margin = min(abs(value), abs(1 - value))
     if 0 < margin < 1e-4:
         return "<0.01 %" if value < 0.5 else ">99.99 %"
-    digits = 0 if margin == 0 or margin >= 0.05 else 1 if margin >= 0.005 else 2
+    if margin == 0 or margin >= 0.05:
+        return f"{100 * value:.0f} %"
+    digits = 1 if margin >= 0.005 else 2
     return f"{100 * value:.{digits}f} %"
 
 
 def metric(value: Any) -> str:
-    """A metric such as the AUC.
+    """Return a metric such as the AUC.
 
-    >>> metric(0.83124)
-    '0.8312'
+    >>> metric(0.83124), metric(None)
+    ('0.8312', '–')
     """
-    return f"{value:.4f}" if is_number(value) else UNKNOWN
+    if not is_number(value):
+        return UNKNOWN
+    return f"{value:.4f}"
 
 
 def signed(value: Any) -> str:
-    """A difference of metrics, with its sign.
+    """Return a difference of metrics with its sign.
 
     >>> signed(0.0012), signed(-0.0003), signed(-0.00001)
     ('+0.0012', '−0.0003', '0.0000')
@@ -53,11 +61,13 @@ def signed(value: Any) -> str:
     if not is_number(value):
         return UNKNOWN
     text = f"{abs(value):.4f}"
-    return text if float(text) == 0 else ("+" if value > 0 else MINUS) + text
+    if float(text) == 0:
+        return text
+    return f"+{text}" if value > 0 else f"{MINUS}{text}"
 
 
 def interval(bounds: Sequence[float]) -> str:
-    """Two bounds.
+    """Return the two bounds of an interval.
 
     >>> interval([-0.0011, 0.0005])
     '−0.0011 to +0.0005'
@@ -66,16 +76,18 @@ def interval(bounds: Sequence[float]) -> str:
 
 
 def gate(value: Any) -> str:
-    """A gate, from 0 to 1.
+    """Return a gate, from 0 to 1.
 
     >>> gate(0.99824), gate(6e-5)
     ('0.998', '0.000')
     """
-    return f"{value:.3f}" if is_number(value) else UNKNOWN
+    if not is_number(value):
+        return UNKNOWN
+    return f"{value:.3f}"
 
 
 def score(value: Any) -> str:
-    """A score of any size.
+    """Return a score of any size.
 
     >>> score(0.99824), score(1234.5), score(-0.0000123)
     ('0.998', '1,234', '−1.23e-05')
@@ -83,36 +95,41 @@ def score(value: Any) -> str:
     if not is_number(value):
         return UNKNOWN
     size = abs(value)
-    text = (
-        f"{size:.3f}"
-        if 0.01 <= size < 10 or size == 0
-        else f"{size:,.0f}"
-        if 1000 <= size < 1e6
-        else f"{size:.3g}"
-    )
-    return MINUS + text if value < 0 else text
+    if 0.01 <= size < 10 or size == 0:
+        text = f"{size:.3f}"
+    elif 1000 <= size < 1e6:
+        text = f"{size:,.0f}"
+    else:
+        text = f"{size:.3g}"
+    return f"{MINUS}{text}" if value < 0 else text
 
 
 def alike(values: Sequence[float]) -> Callable[[Any], str]:
-    """A way to write numbers that stand below each other: with as many decimals as the largest needs for three digits.
+    """Return a way to write numbers of one column: all with the same number of decimals.
+
+    The largest of them then has three digits.
 
     >>> write = alike([0.00286, -0.00009])
     >>> write(0.00286), write(-0.00009), write(None)
     ('0.00286', '−0.00009', '–')
     """
     largest = max(map(abs, values), default=0.0)
-    digits = max(0, 2 - math.floor(math.log10(largest))) if largest else 3
+    digits = 3
+    if largest:
+        digits = max(0, 2 - math.floor(math.log10(largest)))
     if not 0 < digits <= 8:
         return score
 
     def write(value: Any) -> str:
-        return f"{value:.{digits}f}".replace("-", MINUS) if is_number(value) else UNKNOWN
+        if not is_number(value):
+            return UNKNOWN
+        return f"{value:.{digits}f}".replace("-", MINUS)
 
     return write
 
 
 def size(value: Any) -> str:
-    """Bytes in a unit that fits.
+    """Return bytes in a unit that fits.
 
     >>> size(29_372), size(512), size(3_250_000_000)
     ('29.4 kB', '512 bytes', '3.25 GB')
@@ -121,21 +138,25 @@ def size(value: Any) -> str:
         return UNKNOWN
     unit = 0
     while abs(value) >= 999.5 and unit + 1 < len(_SIZES):
-        value, unit = value / 1000, unit + 1
-    return f"{value:.3g} {_SIZES[unit]}" if value < 999.5 else f"{value:,.0f} {_SIZES[unit]}"
+        value /= 1000
+        unit += 1
+    amount = f"{value:.3g}" if value < 999.5 else f"{value:,.0f}"
+    return f"{amount} {_SIZES[unit]}"
 
 
 def milliseconds(value: Any) -> str:
-    """A short time.
+    """Return a short time.
 
     >>> milliseconds(1.834), milliseconds(0.25)
     ('1.83 ms', '0.25 ms')
     """
-    return f"{value:,.3g} ms" if is_number(value) else UNKNOWN
+    if not is_number(value):
+        return UNKNOWN
+    return f"{value:,.3g} ms"
 
 
 def seconds(value: Any) -> str:
-    """A long time.
+    """Return a long time.
 
     >>> seconds(4.21), seconds(125), seconds(7260)
     ('4.2 s', '2 min 5 s', '2 h 1 min')
@@ -145,23 +166,28 @@ def seconds(value: Any) -> str:
     if value < 60:
         return f"{value:.1f} s"
     minutes, rest = divmod(round(value), 60)
-    return f"{minutes} min {rest} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
+    if minutes < 60:
+        return f"{minutes} min {rest} s"
+    return f"{minutes // 60} h {minutes % 60} min"
 
 
 def change(before: float, after: float) -> str:
-    """A change in per cent of what was.
+    """Return a change in per cent of the value before.
 
     >>> change(64, 23), change(10, 10), change(2, 3)
     ('−64 %', 'unchanged', '+50 %')
     """
     if before == after:
         return "unchanged"
-    by = 100 * (after - before) / before if before else 100.0
-    return f"{'+' if by > 0 else MINUS}{abs(by):.0f} %"
+    by = 100.0
+    if before:
+        by = 100 * (after - before) / before
+    sign = "+" if by > 0 else MINUS
+    return f"{sign}{abs(by):.0f} %"
 
 
 def anything(value: Any) -> str:
-    """A setting, whatever it is.
+    """Return a setting of any type.
 
     >>> anything(0.001), anything([64, 32]), anything(None), anything(True), anything({"lr": 0.1})
     ('0.001', '64, 32', 'none', 'yes', 'lr 0.1')

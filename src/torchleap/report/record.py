@@ -1,26 +1,32 @@
-"""Records: the plain dicts that reports are made from, checked and made safe to write as JSON."""
+"""Access to the record of a report: its check on loading, and the questions that every part has.
 
-import math
+The report works on plain dicts rather than on the dataclasses of `torchleap.pipeline.record`, so
+that records of earlier versions, in which some parts are missing, can be shown as well.
+"""
+
 from collections.abc import Mapping
 from itertools import islice
 from typing import Any
 
-from .._common.checks import is_number, is_whole
+from .._common.checks import is_number
 from .._common.errors import TorchleapError, nearest
-from .shape import SHAPES, misfits
+from .._common.plain import plain
+from ..pipeline.record import FORMAT, RECORDS, KnownMetric
+from .shape import misfits
 
-FORMAT = 1
-KINDS = tuple(SHAPES)
 GATED = ("leap", "leap_base")  # the methods whose scores are gates, from 0 to 1
+MOST_PROBLEMS = 3
 
 
 def checked(record: Any) -> dict[str, Any]:
-    """A plain copy of a record, with None for what is no finite number; or all that is wrong with it."""
+    """Return a plain copy of a record, with None for NaN and infinity.
+
+    A record that cannot be shown is refused with its first problems.
+    """
     if not isinstance(record, Mapping):
-        raise TorchleapError(
-            f"Expected the record of a report as a dict, but found {type(record).__name__}."
-        )
-    copy: dict[str, Any] = _plain(record, "record")
+        found = type(record).__name__
+        raise TorchleapError(f"Expected the record of a report as a dict, but found {found}.")
+    copy: dict[str, Any] = plain(record, "record", nan_as_none=True)
     problems = _problems(copy)
     if problems:
         raise TorchleapError(f"This record cannot be reported: {'; '.join(problems)}.")
@@ -28,47 +34,36 @@ def checked(record: Any) -> dict[str, Any]:
 
 
 def _problems(record: Mapping[str, Any]) -> list[str]:
-    if record.get("format") != FORMAT:
-        return [
-            f"expected format {FORMAT}, but found {record.get('format')!r}: make it anew with this version"
-        ]
+    version = record.get("format")
+    if version != FORMAT:
+        cure = "make it again with this version"
+        return [f"expected format {FORMAT}, but found {version!r}: {cure}"]
     kind = record.get("kind")
-    if kind not in KINDS:
-        return [
-            f"expected a record of kind {' or '.join(map(repr, KINDS))}, but found {kind!r}. {nearest(str(kind), KINDS)}"
-        ]
+    if kind not in RECORDS:
+        known = " or ".join(map(repr, RECORDS))
+        cure = nearest(str(kind), RECORDS)
+        return [f"expected a record of kind {known}, but found {kind!r}. {cure}"]
+    problems = _problems_of_names(record) if kind == "select" else []
+    return problems or list(islice(misfits(record, RECORDS[kind], "record"), MOST_PROBLEMS))
+
+
+def _problems_of_names(record: Mapping[str, Any]) -> list[str]:
+    """Return what is wrong with the names of fields, which a report cannot do without."""
     fields = record.get("fields")
-    if kind == "select" and (not isinstance(fields, list | tuple) or not fields):
+    if not isinstance(fields, list) or not fields:
         return ["expected a list of fields, but there is none"]
-    named: list[Any] = list(fields or ()) if kind == "select" else []
-    unnamed = [
-        f"expected a name in each field, but field {place} is {field!r:.80}"
-        for place, field in enumerate(named)
-        if not isinstance(field, Mapping) or not isinstance(field.get("name"), str)
-    ]
-    return unnamed[:3] or list(islice(misfits(record, SHAPES[kind], "record"), 3))
-
-
-def _plain(value: Any, where: str) -> Any:
-    """The same in JSON's own types."""
-    if value is None or isinstance(value, str | bool):
-        return value
-    if isinstance(value, Mapping):
-        return {str(key): _plain(item, f"{where}.{key}") for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(item, where) for item in value]
-    if is_number(value):
-        number = value.item() if hasattr(value, "item") else value  # numpy's
-        return number if is_whole(number) or math.isfinite(number) else None
-    raise TorchleapError(
-        f"Expected numbers, strings, lists and dicts in a record, but {where} holds {type(value).__name__}."
-    )
+    problems = []
+    for place, one in enumerate(fields):
+        if not isinstance(one, Mapping) or not isinstance(one.get("name"), str):
+            problems.append(f"expected a name in each field, but field {place} is {one!r:.80}")
+    return problems[:MOST_PROBLEMS]
 
 
 def dig(record: Any, *path: str) -> Any:
-    """What stands at a path of keys; None where there is nothing.
+    """Return the value at a path of keys; None if there is none.
 
-    >>> dig({"metrics": {"after": {"auc": 0.8}}}, "metrics", "after", "auc"), dig({"metrics": None}, "metrics", "after")
+    >>> record = {"metrics": {"after": {"auc": 0.8}}}
+    >>> dig(record, "metrics", "after", "auc"), dig(record, "savings", "bytes")
     (0.8, None)
     """
     for key in path:
@@ -76,38 +71,84 @@ def dig(record: Any, *path: str) -> Any:
     return record
 
 
+def pair(record: Mapping[str, Any], *path: str) -> tuple[float, float] | None:
+    """Return the two numbers at a path of keys; None if one of them is unknown.
+
+    >>> pair({"savings": {"bytes": [9, 3]}}, "savings", "bytes")
+    (9.0, 3.0)
+    """
+    found = dig(record, *path)
+    if not found or not all(map(is_number, found)):
+        return None
+    first, second = found
+    return float(first), float(second)
+
+
 def findings(record: Mapping[str, Any]) -> list[dict[str, str]]:
-    """Return what looks wrong with the data, the worst first."""
+    """Return the problems of the data, the worst first, without keys that are None."""
     found = [one for one in record.get("findings") or () if one and one.get("text")]
     return [{key: value for key, value in one.items() if value is not None} for one in found]
 
 
 def scored(record: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The fields that have a score, best first; ties in input order."""
-    return sorted(
-        (f for f in record["fields"] if is_number(f.get("score"))), key=lambda f: -float(f["score"])
-    )
+    """Return the fields that have a score, best first; ties are in input order."""
+    known = [field for field in record["fields"] if is_number(field.get("score"))]
+    return sorted(known, key=lambda field: -float(field["score"]))
 
 
 def has_gates(record: Mapping[str, Any]) -> bool:
-    """Whether the scores are gates, from 0 (closed) to 1 (open)."""
-    scores = [f["score"] for f in scored(record)]
+    """Return whether the scores are gates, from 0 (closed) to 1 (open)."""
+    scores = [field["score"] for field in scored(record)]
     return record.get("method") in GATED and bool(scores) and min(scores) >= 0 and max(scores) <= 1
 
 
 def has_prices(record: Mapping[str, Any]) -> bool:
-    """Whether open gates pay a price; under a strength without units they do not."""
+    """Return whether open gates pay a price; under a pressure without units they do not."""
     return has_gates(record) and not is_number(dig(record, "settings", "strength"))
 
 
 def threshold(record: Mapping[str, Any]) -> float | None:
-    """The score from which fields are kept, if that was the rule and scores are gates."""
+    """Return the gate from which fields are kept; None if that was not the rule."""
     value = dig(record, "rule", "threshold")
-    return float(value) if is_number(value) and has_gates(record) else None
+    if not is_number(value) or not has_gates(record):
+        return None
+    return float(value)
 
 
 def decision(field: Mapping[str, Any]) -> str:
-    """What happens to a field: kept, protected or dropped."""
+    """Return the decision on a field: kept, protected or dropped."""
     if field.get("protected"):
         return "protected"
     return "kept" if field.get("kept") else "dropped"
+
+
+def metric_named(record: Mapping[str, Any], name: str) -> KnownMetric:
+    """Return the title and the direction of a metric, which records of earlier versions lack.
+
+    >>> metric_named({}, "log_loss")
+    KnownMetric(title='log loss', higher_is_better=False)
+    >>> metric_named({}, "my_own").title
+    'my own'
+    """
+    known = dig(record, "known_metrics", name) or {}
+    if known.get("title") and known.get("higher_is_better") is not None:
+        return KnownMetric(known["title"], known["higher_is_better"])
+    from ..objectives import METRICS  # imports torch, which takes longer than making the page
+
+    if name in METRICS:
+        return KnownMetric.of(METRICS[name])
+    return KnownMetric(name.replace("_", " "), higher_is_better=True)
+
+
+def headline_metric(record: Mapping[str, Any]) -> str:
+    """Return the name of the metric that both models are compared by."""
+    return str(dig(record, "metrics", "difference", "metric") or "auc")
+
+
+def created(record: Mapping[str, Any]) -> str:
+    """Return the time at which a record was made, to the minute; "" if unknown.
+
+    >>> created({"created": "2026-11-17T07:00:00"})
+    '2026-11-17 07:00'
+    """
+    return str(record.get("created") or "").replace("T", " ")[:16]

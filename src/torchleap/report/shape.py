@@ -1,157 +1,90 @@
-"""The shape of a record: which keys it may have, and what stands there."""
+"""The check of a record against its schema, the dataclasses of `torchleap.pipeline.record`."""
 
-import math
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterator, Mapping
+from dataclasses import is_dataclass
+from functools import cache
+from types import NoneType, UnionType
+from typing import Annotated, Any, ClassVar, Union, get_args, get_origin, get_type_hints
 
-from .._common.checks import is_number, is_whole
+from .._common.checks import Check
+from ..pipeline.record import is_finite
 
-
-@dataclass(frozen=True)
-class Kind:
-    """A plain value."""
-
-    name: str
-    holds: Callable[[Any], bool]
-
-
-@dataclass(frozen=True)
-class Each:
-    """A dict with any keys, all of whose values are of one shape."""
-
-    shape: Any
-
-
-def _is_finite(value: Any) -> bool:
-    return is_number(value) and abs(value) < 1e300 and math.isfinite(value)
-
-
-def _is_pair(value: Any) -> bool:
-    if not isinstance(value, list | tuple) or len(value) != 2:
-        return False
-    return all(item is None or _is_finite(item) for item in value)
-
-
-TEXT = Kind("text", lambda value: isinstance(value, str))
-NUMBER = Kind("a number", _is_finite)
-WIDTH = Kind("a whole number of at least 1", lambda value: is_whole(value) and 1 <= value < 1 << 53)
-FLAG = Kind("true or false", lambda value: isinstance(value, bool))
-PAIR = Kind("two numbers", _is_pair)
-CELL = Kind("text or a number", lambda value: isinstance(value, str | bool) or is_number(value))
-WORDS = Kind("text or a list of it", lambda value: isinstance(value, str | list | tuple))
-ANY = Kind("anything", lambda value: True)
-
-# A dict is one with these keys, which may be left out; others may be there. A list of one shape is a list of any length.
-_HEAD = {
-    "title": TEXT,
-    "created": TEXT,
-    "command": TEXT,
-    "machine": TEXT,
-    "versions": Each(ANY),
-    "settings": Each(ANY),
-}
-_FIELD = {
-    **{
-        "name": TEXT,
-        "width": WIDTH,
-        "kind": TEXT,
-        "score": NUMBER,
-        "kept": FLAG,
-        "protected": FLAG,
-        "cost": NUMBER,
-    },
-    **{
-        "group": TEXT,
-        "sparsity": NUMBER,
-        "missing": NUMBER,
-        "ids": NUMBER,
-        "divergence": NUMBER,
-        "price": NUMBER,
-    },
-    **{"role": TEXT, "bytes": NUMBER},
-}
-_POINT = {"fields": NUMBER, "dims": NUMBER, "value": NUMBER}
-SHAPES: dict[str, dict[str, Any]] = {
-    "select": {
-        **_HEAD,
-        "task": {
-            **{
-                "label": TEXT,
-                "positive": CELL,
-                "source": TEXT,
-                "group": TEXT,
-                "fields": NUMBER,
-                "dims": NUMBER,
-            },
-            **{"rows": Each(NUMBER), "positives": Each(NUMBER)},
-        },
-        "findings": [{"kind": TEXT, "column": TEXT, "text": TEXT, "cure": TEXT}],
-        "undecided": TEXT,
-        "method": TEXT,
-        "model": TEXT,
-        "model_settings": Each(ANY),
-        "training": Each(ANY),
-        "rule": Each(ANY),
-        "fields": [_FIELD],
-        "trajectories": {"steps": [NUMBER], "gates": Each([NUMBER])},
-        "history": [Each(ANY)],
-        "curve": {
-            "metric": TEXT,
-            "order": [TEXT],
-            "points": [_POINT],
-            "retrained": [{**_POINT, "interval": PAIR, "label": TEXT}],
-        },
-        "metrics": {
-            "before": Each(NUMBER),
-            "after": Each(NUMBER),
-            "difference": {"metric": TEXT, "value": NUMBER, "interval": PAIR},
-        },
-        "savings": {
-            "parameters": PAIR,
-            "bytes": PAIR,
-            "multiply_adds": PAIR,
-            "milliseconds": PAIR,
-            "batch": NUMBER,
-        },
-        "cuts": [{"layer": TEXT, "before": TEXT, "after": TEXT, "parameters": NUMBER}],
-        "notes": [TEXT],
-        "seconds": Each(NUMBER),
-    },
-    "bench": {
-        **_HEAD,
-        "summary": WORDS,
-        "tables": [{"title": TEXT, "columns": [CELL], "rows": [[CELL]], "notes": WORDS}],
-        "curves": [
-            {
-                "title": TEXT,
-                "x": TEXT,
-                "y": TEXT,
-                "notes": WORDS,
-                "series": [{"name": TEXT, "points": [[NUMBER]]}],
-            },
-        ],
-    },
+NUMBER = Check("a number", is_finite)
+CHECKS = {
+    str: Check("text", lambda value: isinstance(value, str)),
+    bool: Check("true or false", lambda value: isinstance(value, bool)),
+    int: NUMBER,
+    float: NUMBER,
+    Any: Check("anything", lambda value: True),
 }
 
 
-def misfits(value: Any, shape: Any, where: str) -> Iterator[str]:
-    """Yield what is not as the shape has it; None may stand anywhere."""
+def misfits(value: Any, kind: Any, where: str) -> Iterator[str]:
+    """Yield a sentence for each value that is not of its type.
+
+    None fits every type, keys may be left out, and others may be there: so records of earlier
+    versions and parts of records can be reported.
+
+    Args:
+        value: A plain value.
+        kind: Its type: a dataclass, for a dict with these keys, or a type of one of its fields.
+        where: The path of the value, such as "record.task".
+
+    >>> list(misfits({"steps": [1, "x"]}, dict[str, list[int]], "record"))
+    ["expected a number as record.steps[1], but found 'x'"]
+    """
     if value is None:
         return
-    if isinstance(shape, Kind):
-        if not shape.holds(value):
-            yield f"expected {shape.name} as {where}, but found {value!r:.40}"
-    elif isinstance(shape, list):
-        if not isinstance(value, list | tuple):
-            yield f"expected a list as {where}, but found {value!r:.40}"
-            return
+    kind = _without_none(kind)
+    check = _check_of(kind)
+    if check is not None:
+        if not check.holds(value):
+            yield _misfit(check.wanted, where, value)
+    elif is_dataclass(kind) or issubclass(get_origin(kind), Mapping):
+        yield from _misfits_of_dict(value, kind, where)
+    elif isinstance(value, list | tuple):
+        (inner,) = get_args(kind)
         for place, item in enumerate(value):
-            yield from misfits(item, shape[0], f"{where}[{place}]")
-    elif not isinstance(value, Mapping):
-        yield f"expected a dict as {where}, but found {value!r:.40}"
+            yield from misfits(item, inner, f"{where}[{place}]")
     else:
-        keys = value if isinstance(shape, Each) else [key for key in shape if key in value]
-        for key in keys:
-            inner = shape.shape if isinstance(shape, Each) else shape[key]
-            yield from misfits(value[key], inner, f"{where}.{key}"[:120])
+        yield _misfit("a list", where, value)
+
+
+def _misfits_of_dict(value: Any, kind: Any, where: str) -> Iterator[str]:
+    if not isinstance(value, Mapping):
+        yield _misfit("a dict", where, value)
+        return
+    if is_dataclass(kind):
+        hints = _fields_of(kind)  # type: ignore[arg-type]
+        kinds = {key: hint for key, hint in hints.items() if key in value}
+    else:
+        kinds = dict.fromkeys(value, get_args(kind)[1])
+    for key, inner in kinds.items():
+        yield from misfits(value[key], inner, f"{where}.{key}"[:120])
+
+
+def _misfit(wanted: str, where: str, value: Any) -> str:
+    return f"expected {wanted} as {where}, but found {value!r:.40}"
+
+
+def _check_of(kind: Any) -> Check | None:
+    """Return the check of a single value; None for a type that has parts."""
+    if get_origin(kind) is Annotated:
+        check: Check = kind.__metadata__[0]
+        return check
+    return CHECKS.get(kind)
+
+
+def _without_none(kind: Any) -> Any:
+    """Return the type X of `X | None`, and any other type as it is."""
+    if get_origin(kind) not in (UnionType, Union):
+        return kind
+    (found,) = [one for one in get_args(kind) if one is not NoneType]
+    return found
+
+
+@cache
+def _fields_of(kind: Any) -> dict[str, Any]:
+    """Return the types of a dataclass's fields by name."""
+    hints = get_type_hints(kind, include_extras=True)
+    return {name: hint for name, hint in hints.items() if get_origin(hint) is not ClassVar}

@@ -1,226 +1,224 @@
-"""The verdict: what goes, what it saves and what it costs, in plain words that are no more certain than the numbers."""
+"""The verdict: what pruning drops, saves and costs, in words no more certain than the numbers."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from .._common.checks import is_number
 from .._common.text import plural
 from . import numbers
-from .charts import metric_word
-from .record import decision, dig, findings
+from .record import decision, dig, findings, headline_metric, metric_named, pair
 
-BETTER_LOW = ("log_loss",)
-ENOUGH = 10  # test rows of each class, below which no interval holds
+ENOUGH_ROWS = 10  # of each class in the test rows, below which no interval holds
 COARSE = 0.005  # a possible loss of this much is worth a warning
+FEW_NAMES = 3
+SAVED = {"bytes": "memory", "parameters": "parameters", "multiply_adds": "arithmetic"}
 
 
 def headline(record: Mapping[str, Any]) -> str:
-    """One sentence that can be read aloud."""
+    """Return the verdict in one sentence."""
+    leaking = leaks(record)
+    if leaking:
+        return f"This result cannot be trusted: {_listed(leaking)} the label away."
     total = len(record["fields"])
-    dropped = sum(decision(f) == "dropped" for f in record["fields"])
-    if leaks(record):
-        return f"This result cannot be trusted: {_named(leaks(record))} the label away."
+    dropped = sum(decision(field) == "dropped" for field in record["fields"])
     if not dropped:
         reason = dig(record, "undecided")
         stay = "The only field stays" if total == 1 else f"All {plural(total, 'field')} stay"
         return f"{stay}: {reason}." if reason else f"{stay}."
-    subject = f"{dropped:,} of {plural(total, 'field')} can go"
-    would = f"{dropped:,} of {plural(total, 'field')} would go"
-    metric = metric_word(dig(record, "metrics", "difference", "metric") or "auc")
+    can = f"{dropped:,} of {plural(total, 'field')} can go"
+    would = f"{dropped:,} of {plural(total, 'field')} would be dropped"
+    metric = _metric_title(record)
     return {
-        "same": f"{subject}, with no measurable change in {metric}.",
-        "few": f"{would}, but {_test_rows(record)} are too few to tell anything.",
-        "coarse": f"{would}, but {_test_rows(record)} are too few to tell what that costs.",
-        "worse": f"{subject}, at a price in {metric}.",
-        "better": f"{subject}, and the {metric} gets better.",
-        "unsure": f"{subject}.",
-        "unknown": f"{dropped:,} of {plural(total, 'field')} would be dropped.",
+        "same": f"{can}, with no measurable change in {metric}.",
+        "few": f"{would}, but {_test_rows(record)} are too few for any statement.",
+        "coarse": f"{would}, but {_test_rows(record)} are too few to measure the cost.",
+        "worse": f"{can}, at a price in {metric}.",
+        "better": f"{can}, and the {metric} gets better.",
+        "unsure": f"{can}.",
+        "unknown": f"{would}.",
     }[outcome(record)]
 
 
 def outcome(record: Mapping[str, Any]) -> str:
-    """Return what dropping the fields does to the metric: same, coarse, worse or better.
+    """Return the effect of dropping the fields on the metric: same, coarse, worse or better.
 
-    It is "few" where no interval holds for so few rows, "unsure" without an interval, and "unknown" without a metric.
+    It is "few" where no interval holds for so few rows, "unsure" without an interval, and
+    "unknown" without a metric.
     """
-    value, bounds = _gain(record), _gain_bounds(record)
-    if value is None:
+    if not is_number(dig(record, "metrics", "difference", "value")):
         return "unknown"
-    rarer = _rarer(record)
-    if rarer is not None and rarer < ENOUGH:
+    rarer = _rarer_class(record)
+    if rarer is not None and rarer < ENOUGH_ROWS:
         return "few"
+    bounds = _gain_bounds(record)
     if bounds is None:
         return "unsure"
-    if bounds[0] <= 0 <= bounds[1]:
-        return "same" if bounds[0] > -COARSE else "coarse"
-    return "worse" if bounds[1] < 0 else "better"
+    low, high = bounds
+    if low > 0:
+        return "better"
+    if high < 0:
+        return "worse"
+    return "same" if low > -COARSE else "coarse"
 
 
 def leaks(record: Mapping[str, Any]) -> list[str]:
     """Return the columns that give the label away."""
-    return [found.get("column", "") for found in findings(record) if found.get("kind") == "leak"]
-
-
-def _named(names: list[str]) -> str:
-    shown = ", ".join(map(repr, names[:3])) + (
-        f" and {len(names) - 3} more" if len(names) > 3 else ""
-    )
-    return f"{shown} {'gives' if len(names) == 1 else 'give'}"
-
-
-def _rarer(record: Mapping[str, Any]) -> int | None:
-    """Count the test rows of the rarer class, where they are known."""
-    rows, positives = dig(record, "task", "rows", "test"), dig(record, "task", "positives", "test")
-    return min(positives, rows - positives) if is_number(rows) and is_number(positives) else None
-
-
-def _test_rows(record: Mapping[str, Any]) -> str:
-    rows, positives = dig(record, "task", "rows", "test"), dig(record, "task", "positives", "test")
-    if not is_number(rows):
-        return "the test rows"
-    return plural(rows, "test row") + (
-        f", {positives:,} of them positive," if is_number(positives) else ""
-    )
+    return [one.get("column", "") for one in findings(record) if one.get("kind") == "leak"]
 
 
 def advice(record: Mapping[str, Any]) -> str:
-    """Say what would help where nothing was decided; return an empty string where it was."""
+    """Return what would help where nothing was decided; "" where the rule decided."""
     if not dig(record, "undecided"):
         return ""
-    positives, rows = (
-        dig(record, "task", "positives", "train"),
-        dig(record, "task", "rows", "train"),
-    )
-    known = (
-        f": {positives:,} of {rows:,} train rows are positive"
-        if is_number(positives) and is_number(rows)
-        else ""
-    )
+    positives = dig(record, "task", "positives", "train")
+    rows = dig(record, "task", "rows", "train")
+    known = ""
+    if is_number(positives) and is_number(rows):
+        known = f": {positives:,} of {rows:,} train rows are positive"
     return f"More rows would help most, of the rarer class above all{known}."
 
 
-def _sign(record: Mapping[str, Any]) -> int:
-    return -1 if dig(record, "metrics", "difference", "metric") in BETTER_LOW else 1
-
-
-def _gain(record: Mapping[str, Any]) -> float | None:
-    """The change of the metric; positive is better."""
-    value = dig(record, "metrics", "difference", "value")
-    return _sign(record) * float(value) if is_number(value) else None
-
-
-def _gain_bounds(record: Mapping[str, Any]) -> tuple[float, float] | None:
-    bounds = dig(record, "metrics", "difference", "interval")
-    if not bounds or not all(map(is_number, bounds)):
-        return None
-    low, high = sorted(_sign(record) * float(bound) for bound in bounds)
-    return low, high
-
-
 def certainty(record: Mapping[str, Any]) -> str:
-    """How sure the verdict on the metric is."""
-    value, bounds = (
-        dig(record, "metrics", "difference", "value"),
-        dig(record, "metrics", "difference", "interval"),
-    )
-    metric = metric_word(dig(record, "metrics", "difference", "metric") or "auc")
+    """Return how certain the verdict on the metric is."""
     kind = outcome(record)
     if kind == "unknown":
-        return (
-            "The pruned model was not measured, so what dropping these fields costs is not known."
-        )
+        return "The pruned model was not measured, so the cost of dropping these fields is unknown."
+    change = numbers.signed(dig(record, "metrics", "difference", "value"))
+    measured = f"The {_metric_title(record)} changes by {change}"
     if kind == "unsure":
-        return f"The {metric} changes by {numbers.signed(value)}. No interval was computed, so this may be chance."
+        return f"{measured}. No interval was computed, so this may be chance."
     if kind == "few":
         return (
-            f"The {metric} changes by {numbers.signed(value)}, but of so few rows that says nothing: "
-            f"at least {ENOUGH} of each class are needed for any statement, and some hundred for a good one."
+            f"{measured}, but on so few rows that means nothing: at least {ENOUGH_ROWS} of each "
+            "class are needed for any statement, and some hundred for a good one."
         )
+    bounds = numbers.interval(dig(record, "metrics", "difference", "interval"))
+    return f"{measured} (95 % interval: {bounds}). {_meaning(record, kind)}"
+
+
+def _meaning(record: Mapping[str, Any], kind: str) -> str:
+    """Return the meaning of the interval, by the outcome."""
     low, high = _gain_bounds(record) or (0.0, 0.0)
-    seen = f"The {metric} changes by {numbers.signed(value)} (95 % interval: {numbers.interval(bounds)})."
     if kind == "better":
         return (
-            f"{seen} Zero is not in that interval: the smaller model is better by more than chance explains on these rows; "
-            "another training may differ."
+            "Zero is not in that interval: the smaller model is better by more than chance "
+            "explains on these rows; another training may differ."
         )
     if kind == "worse":
-        return f"{seen} Zero is not in that interval: the loss is real, though it may be as small as {numbers.metric(-high)}."
-    worst = (
-        f"a loss of more than {numbers.metric(-low)} is unlikely"
-        if low < 0
-        else "a loss is unlikely"
-    )
-    if kind == "same":
-        return f"{seen} Zero is in that interval, so no difference can be shown; {worst}."
-    return (
-        f"{seen} Zero is in that interval, but so is a loss of {numbers.metric(-low)}: "
-        "these rows are too few to tell. Measure on more rows before you decide."
-    )
+        least = numbers.metric(-high)
+        return (
+            f"Zero is not in that interval: the loss is real, though it may be as small as {least}."
+        )
+    loss = numbers.metric(-low)
+    if kind == "coarse":
+        return (
+            f"Zero is in that interval, but so is a loss of {loss}: these rows are too few to "
+            "measure it. Measure on more rows before you decide."
+        )
+    worst = f"a loss of more than {loss} is unlikely" if low < 0 else "a loss is unlikely"
+    return f"Zero is in that interval, so no difference can be shown; {worst}."
 
 
 def tiles(record: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Before and after, one tile per quantity."""
+    """Return before and after of each quantity that was measured, one tile each."""
     fields = record["fields"]
-    kept = [f for f in fields if decision(f) != "dropped"]
+    kept = [field for field in fields if decision(field) != "dropped"]
     found = [_tile("Fields", len(fields), len(kept), numbers.count)]
-    if all(is_number(f.get("width")) for f in fields):
-        found.append(
-            _tile(
-                "Input dimensions",
-                sum(f["width"] for f in fields),
-                sum(f["width"] for f in kept),
-                numbers.count,
-            )
-        )
-    name = dig(record, "metrics", "difference", "metric") or "auc"
-    before, after = dig(record, "metrics", "before", name), dig(record, "metrics", "after", name)
-    if is_number(before) and is_number(after) and outcome(record) != "few":
-        change = numbers.signed(after - before)
-        found.append(
-            _tile(f"{metric_word(name)} on test rows", before, after, numbers.metric)
-            | {"change": change, "left": None}
-        )
+    if all(is_number(field.get("width")) for field in fields):
+        before = sum(field["width"] for field in fields)
+        after = sum(field["width"] for field in kept)
+        found.append(_tile("Input dimensions", before, after, numbers.count))
+    found += _metric_tile(record)
     batch = dig(record, "savings", "batch")
-    speed = f"Time for {plural(batch, 'row')}" if isinstance(batch, int) else "Time for a batch"
-    shown = (
+    timed = f"Time for {plural(batch, 'row')}" if isinstance(batch, int) else "Time for a batch"
+    measured = (
         ("Memory of the model", "bytes", numbers.size),
-        (speed, "milliseconds", numbers.milliseconds),
+        (timed, "milliseconds", numbers.milliseconds),
     )
-    for label, key, write in shown:
-        pair = dig(record, "savings", key)
-        if pair and all(map(is_number, pair)):
-            found.append(_tile(label, pair[0], pair[1], write))
+    for label, key, write in measured:
+        sizes = pair(record, "savings", key)
+        if sizes:
+            found.append(_tile(label, *sizes, write))
     return found
 
 
-def _tile(label: str, before: float, after: float, write: Any) -> dict[str, Any]:
+def _metric_tile(record: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the tile of the metric; none if it was not measured, or on too few rows."""
+    name = headline_metric(record)
+    before = dig(record, "metrics", "before", name)
+    after = dig(record, "metrics", "after", name)
+    if not is_number(before) or not is_number(after) or outcome(record) == "few":
+        return []
+    tile = _tile(f"{_metric_title(record)} on test rows", before, after, numbers.metric)
+    return [{**tile, "change": numbers.signed(after - before), "left": None}]
+
+
+def _tile(label: str, before: float, after: float, write: Callable[[Any], str]) -> dict[str, Any]:
     left = min(1.0, after / before) if before else 1.0
-    change = numbers.change(before, after)
     return {
         "label": label,
         "before": write(before),
         "after": write(after),
-        "change": change,
+        "change": numbers.change(before, after),
         "left": round(100 * left, 1),
     }
 
 
 def savings(record: Mapping[str, Any]) -> str:
-    """What is saved, in one sentence; empty if nobody measured it."""
-    words = {"bytes": "memory", "parameters": "parameters", "multiply_adds": "arithmetic"}
+    """Return what pruning saves, in one or two sentences; "" if it was not measured."""
     saved = []
-    for key, word in words.items():
-        pair = dig(record, "savings", key)
-        if pair and all(map(is_number, pair)) and pair[0] and pair[1] < pair[0]:
-            saved.append(f"{numbers.share(round(1 - pair[1] / pair[0], 2))} of the {word}")
-    pair = dig(record, "savings", "milliseconds")
-    faster = ""
-    if pair and all(map(is_number, pair)) and pair[1]:
-        ratio = pair[0] / pair[1]
-        faster = (
-            f" Scoring is {ratio:.1f} times as fast."
-            if ratio >= 1.05
-            else " Scoring is about as fast as before."
-        )
-    listed = " and ".join(filter(None, [", ".join(saved[:-1]), *saved[-1:]]))
-    return f"Pruning saves {listed}.{faster}" if saved else faster.strip()
+    for key, word in SAVED.items():
+        before, after = pair(record, "savings", key) or (0, 0)
+        if after < before:
+            saved.append(f"{numbers.percent(round(1 - after / before, 2))} of the {word}")
+    sentences = []
+    if saved:
+        *first, last = saved
+        listed = f"{', '.join(first)} and {last}" if first else last
+        sentences.append(f"Pruning saves {listed}.")
+    before, after = pair(record, "savings", "milliseconds") or (0, 0)
+    if after:
+        ratio = before / after
+        faster = f"{ratio:.1f} times as fast" if ratio >= 1.05 else "about as fast as before"
+        sentences.append(f"Scoring is {faster}.")
+    return " ".join(sentences)
+
+
+def _listed(names: list[str]) -> str:
+    """Return the first names with the verb that they need."""
+    shown = ", ".join(map(repr, names[:FEW_NAMES]))
+    if len(names) > FEW_NAMES:
+        shown += f" and {len(names) - FEW_NAMES} more"
+    return f"{shown} {'gives' if len(names) == 1 else 'give'}"
+
+
+def _metric_title(record: Mapping[str, Any]) -> str:
+    return metric_named(record, headline_metric(record)).title
+
+
+def _rarer_class(record: Mapping[str, Any]) -> int | None:
+    """Return the number of test rows of the rarer class; None if unknown."""
+    rows = dig(record, "task", "rows", "test")
+    positives = dig(record, "task", "positives", "test")
+    if not is_number(rows) or not is_number(positives):
+        return None
+    return int(min(positives, rows - positives))
+
+
+def _test_rows(record: Mapping[str, Any]) -> str:
+    rows = dig(record, "task", "rows", "test")
+    positives = dig(record, "task", "positives", "test")
+    if not is_number(rows):
+        return "the test rows"
+    counted = plural(rows, "test row")
+    return f"{counted}, {positives:,} of them positive," if is_number(positives) else counted
+
+
+def _gain_bounds(record: Mapping[str, Any]) -> tuple[float, float] | None:
+    """Return the interval of the change of the metric, with the sign by which higher is better."""
+    bounds = pair(record, "metrics", "difference", "interval")
+    if bounds is None:
+        return None
+    sign = metric_named(record, headline_metric(record)).sign
+    low, high = sorted(sign * bound for bound in bounds)
+    return low, high

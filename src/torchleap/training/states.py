@@ -1,31 +1,26 @@
-"""Check what a checkpoint holds against what it is to be given to, before any of it is used.
+"""The state of a run that checkpoints of `fit` and of `stream` have in common, and its checks.
 
-Fused and native optimizers trust the shapes of their states: one of another shape would be written beyond its end.
+A state is checked before any of it is used. `fit` saves it in one sealed file, `stream` in a folder
+to which every rank writes its part.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import nn
 from torch.optim import Optimizer
 
 from .._common.checks import is_number, is_whole
-from .._common.errors import TorchleapError
+from .._common.states import checked_optimizer_state, expect
+from .._common.text import first_line
 from ..distributed import ranks
+from .settings import TrainingError
 
-PER_WEIGHT = {
-    "exp_avg",
-    "exp_avg_sq",
-    "max_exp_avg_sq",
-    "momentum_buffer",
-    "sum",
-    "square_avg",
-    "grad_avg",
-}
-ADAM = {"step", "exp_avg", "exp_avg_sq"}
-UNFIT = (
+FORMAT = 4
+UNFIT = (  # raised by a state of another kind
     KeyError,
     TypeError,
     ValueError,
@@ -33,148 +28,108 @@ UNFIT = (
     RuntimeError,
     IndexError,
     OverflowError,
-)  # of a state of another kind
+)
 COUNTS = ("step", "evals_since_best")
 OTHERS = {"history": list, "best": dict, "stopped": str}
 
 
-class StateError(TorchleapError):
-    """A saved state does not fit what it is to be given to."""
+def check_format(state: Any, path: object, cure: str) -> None:
+    """Raise a TrainingError if a saved state has another format than this version reads.
+
+    Args:
+        state: The state, of any type.
+        path: The checkpoint, for the message.
+        cure: The last sentence of the message.
+    """
+    found = state.get("format") if isinstance(state, Mapping) else None
+    if found != FORMAT:
+        raise TrainingError(
+            f"{path} is a checkpoint of format {found!r:.40}, but this version of torchleap reads "
+            f"format {FORMAT}. {cure}"
+        )
 
 
-def check_tensors(found: Any, own: Mapping[str, Tensor], what: str) -> None:
-    """Refuse other names, shapes, dtypes or layouts than there are."""
-    expect(isinstance(found, Mapping) and found.keys() == own.keys(), f"{what} has other names")
-    for name, tensor in found.items():
-        expect(isinstance(tensor, Tensor), f"{name} in {what} is not a tensor")
-        expect(tensor.shape == own[name].shape, f"{name} in {what} has another shape")
-        expect(tensor.dtype == own[name].dtype, f"{name} in {what} has another dtype")
-        expect(tensor.layout == own[name].layout, f"{name} in {what} has another layout")
+def differences(state: Mapping[str, Any], model: nn.Module, hooks: int) -> list[str]:
+    """Return how a saved state differs from the run that is to resume it, as ends of a sentence.
+
+    Args:
+        state: The saved state.
+        model: The model of the run.
+        hooks: The number of hooks of the run that have a state.
+    """
+    found = []
+    saved = {name: tuple(tensor.shape) for name, tensor in state["model"].items()}
+    if saved != {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}:
+        found.append("its model has other weights")
+    if len(state["hooks"]) != hooks:
+        found.append("it has other hooks")
+    return found
+
+
+@contextmanager
+def restoring(path: object, cure: str) -> Iterator[None]:
+    """Raise a TrainingError that names the checkpoint if a part of it does not fit.
+
+    Args:
+        path: The checkpoint that is restored within this context.
+        cure: The last sentence of the message.
+    """
+    try:
+        yield
+    except TrainingError:
+        raise
+    except UNFIT as error:
+        ranks.raise_if_lost(error)
+        raise TrainingError(f"{path} cannot be resumed: {first_line(error)}. {cure}") from error
 
 
 def restore_optimizer(optimizer: Optimizer, saved: Any) -> None:
-    """Give an optimizer its saved state, if that fits its parameters; these may be sharded by now."""
-    expect(
-        isinstance(saved, Mapping) and {"state", "param_groups"} <= saved.keys(),
-        "an optimizer has no state",
-    )
-    own = optimizer.state_dict()["param_groups"]
-    expect(
-        isinstance(saved["param_groups"], Sequence) and len(saved["param_groups"]) == len(own),
-        "it has other groups",
-    )
-    for group, ours in zip(saved["param_groups"], own, strict=True):
-        _check_group(group, ours)
+    """Restore the state of an optimizer if it fits its parameters, which may be sharded by now."""
+    state = checked_optimizer_state(optimizer, saved)
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    expect(isinstance(saved["state"], Mapping), "an optimizer has no state")
-    states = {}
-    for place, state in saved["state"].items():
-        expect(
-            is_whole(place) and 0 <= place < len(parameters), f"it has no parameter {place!r:.40}"
-        )
-        expect(
-            isinstance(state, Mapping) and all(isinstance(name, str) for name in state),
-            "a state has no names",
-        )
-        states[place] = state
-        if type(optimizer).__module__.startswith(("torch.optim", "torchleap.gates.optimizer")):
-            _check_state(state, parameters[place], type(optimizer))
-            states[place] = {
-                name: _laid_out(value, parameters[place]) for name, value in state.items()
-            }
-    optimizer.load_state_dict(ranks.sharded_state({**saved, "state": states}, parameters))
-
-
-def _check_group(group: Any, own: Mapping[str, Any]) -> None:
-    """Refuse settings of other types; switches, such as `fused`, must be the same."""
-    expect(isinstance(group, Mapping), "a group of an optimizer has no settings")
-    expect(list(group.get("params", ())) == own["params"], "an optimizer has other parameters")
-    for name, value in own.items():
-        found = group.get(name, value)
-        expect(_is_alike(found, value), f"the setting {name} of an optimizer is {found!r:.40}")
-
-
-def _is_alike(found: Any, own: Any) -> bool:
-    if isinstance(own, Tensor):
-        return isinstance(found, Tensor) and found.shape == own.shape and found.dtype == own.dtype
-    if is_number(own):
-        return is_number(found)
-    if isinstance(own, tuple | list):
-        return (
-            isinstance(found, tuple | list)
-            and len(found) == len(own)
-            and all(map(_is_alike, found, own))
-        )
-    return type(found) is type(own) and bool(found == own)
-
-
-def _check_state(state: Mapping[str, Any], parameter: Tensor, kind: type[Optimizer]) -> None:
-    """Refuse tensors that are neither of one number nor as the parameter is."""
-    if kind in (torch.optim.LBFGS, torch.optim.Adafactor):  # not fused; theirs have other shapes
-        return
-    if kind in (torch.optim.Adam, torch.optim.AdamW) and state:
-        expect(state.keys() >= ADAM, "a state of Adam is not complete")
-    for name, value in state.items():
-        if not isinstance(value, Tensor):
-            expect(name not in PER_WEIGHT or value is None, f"the state {name} is not a tensor")
-            continue
-        single = value.dim() == 0 and name not in PER_WEIGHT
-        expect(
-            single or value.shape == parameter.shape,
-            f"the state {name} has another shape than its parameter",
-        )
-        expect(
-            value.layout == torch.strided, f"the state {name} has another layout than its parameter"
-        )
-        expect(
-            value.is_floating_point() == parameter.is_floating_point(),
-            f"the state {name} has another dtype",
-        )
-
-
-def _laid_out(value: Any, parameter: Tensor) -> Any:
-    """Return a state that lies in memory as its parameter does: a fused optimizer walks over both in one way."""
-    sharded = hasattr(value, "full_tensor") or hasattr(parameter, "full_tensor")
-    if (
-        not isinstance(value, Tensor)
-        or sharded
-        or value.shape != parameter.shape
-        or value.stride() == parameter.stride()
-    ):
-        return value
-    return torch.empty_like(parameter, dtype=value.dtype, device=value.device).copy_(value)
+    optimizer.load_state_dict(ranks.sharded_state(state, parameters))
 
 
 def restore_run(run: Any, saved: Any, names: Sequence[str]) -> None:
-    """Set where a run stands, if each value is of its type."""
-    expect(
-        isinstance(saved, Mapping) and sorted(saved) == sorted(names),
-        "it says something else about the run",
-    )
+    """Set attributes of a run to their saved values, if each is of its type.
+
+    Args:
+        run: The run.
+        saved: The values by name.
+        names: The names that are expected, no more and no fewer.
+    """
+    fits = isinstance(saved, Mapping) and sorted(saved) == sorted(names)
+    expect(fits, "it has other values of the run")
     for name, value in saved.items():
-        if name in COUNTS:
-            fits = is_whole(value) and 0 <= value < 1 << 62
-        elif name in OTHERS:
-            fits = isinstance(value, OTHERS[name])
-        else:
-            fits = is_number(value) and not math.isnan(value)
-        expect(fits, f"{name} of the run is {value!r:.40}")
-    expect(
-        all(isinstance(record, dict) for record in saved["history"]),
-        "its history is not a list of records",
-    )
+        expect(_is_value_of(name, value), f"{name} of the run is {value!r:.40}")
+    records = all(isinstance(record, dict) for record in saved["history"])
+    expect(records, "its history is not a list of records")
     for name, value in saved.items():
         setattr(run, name, value)
 
 
-def check_random(state: Any) -> None:
-    """Refuse what is not the state of PyTorch's random numbers."""
+def _is_value_of(name: str, value: Any) -> bool:
+    """Return whether a value can be that of an attribute of a run."""
+    if name in COUNTS:
+        return is_whole(value) and 0 <= value < 1 << 62
+    if name in OTHERS:
+        return isinstance(value, OTHERS[name])
+    return is_number(value) and not math.isnan(value)
+
+
+def restore_rng(state: Any, seed: int, step: int) -> None:
+    """Restore this rank's random generator, or seed it again where its state was not saved.
+
+    Args:
+        state: The state of PyTorch's generator; None for another number of ranks than before.
+        seed: The seed of the run.
+        step: The step that it resumes at.
+    """
+    if state is None:
+        torch.manual_seed(seed + 1_000_003 * step + ranks.rank())
+        return
     own = torch.get_rng_state()
-    fits = isinstance(state, Tensor) and state.shape == own.shape and state.dtype == own.dtype
-    expect(fits and state.device == own.device, "its random numbers are not a state of PyTorch's")
-
-
-def expect(holds: bool, problem: str) -> None:
-    """Raise a StateError unless it holds."""
-    if not holds:
-        raise StateError(problem)
+    fits = isinstance(state, torch.Tensor) and state.shape == own.shape
+    fits = fits and (state.dtype, state.device) == (own.dtype, own.device)
+    expect(fits, "its random numbers are not a state of PyTorch's generator")
+    torch.set_rng_state(state)

@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflat
 from ..._common.errors import SurgeryError
 from ...distributed.torchrec import is_jagged, rows_of, take_rows
 from ...gates.leap import LeAP
-from ...sites.site import Call
+from ...sites.calls import Call
 from ..compare import alike
 from .channels import Attributes
 from .hooks import through_hooks
@@ -55,7 +55,7 @@ class Examples:
             try:
                 return runs(model, call)
             except Exception:
-                gates.passed = {}  # of a pass that did not come to its end
+                gates.context.end()  # of a pass that did not come to its end
                 return None
 
         def accepts(call: Call) -> bool:

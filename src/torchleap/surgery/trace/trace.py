@@ -11,7 +11,9 @@ from torch import Tensor, fx, nn
 from ..._common.errors import SurgeryError
 from ..._common.text import first_line
 from ...gates.leap import LeAP
-from ...sites.site import Call, Site, find_module
+from ...sites.calls import Call
+from ...sites.places import find_module
+from ...sites.site import Site
 from .channels import Attributes, Globals, globals_read, names_changed, reads_environment, watched
 from .entries import Entries
 from .examples import Examples, bind, in_eval
@@ -76,7 +78,7 @@ class Trace:
 def affine(gates: LeAP, kept: Tensor) -> tuple[Tensor, Tensor]:
     """What eval() does to each column, scale * x + shift: a kept one is mixed with its mean, a dropped one is its mean, (D,)."""
     with torch.no_grad():
-        gate = torch.where(gates.steps > gates.warmup, gates.gate(), torch.ones_like(gates.theta))
+        gate = gates.gate_in_eval()
         scale = torch.where(kept.to(gate.device), gate[gates.column_gate], 0)
         return scale, (1 - scale) * gates.means()
 

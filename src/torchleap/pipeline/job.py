@@ -1,0 +1,158 @@
+"""The settings of a decision, and the choices that depend on several of them."""
+
+import copy
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from .._common.checks import check_arguments, number
+from .._common.errors import DataError, MetricError
+from ..data.task import Task
+from ..methods import LeAPMethod, Method
+from ..models import Backbone
+from ..plugin import Plugin, attached
+from ..selection import Rule, Selection, rank
+from ..selection.rule import Share, Threshold
+from ..training.fit import Hook, Training, TrainingError
+from .checkpoint import FINE_TUNING
+from .evidence import objective_of
+from .prune import prune_and_finetune, with_means
+from .search import SearchResult
+
+ENOUGH_ROWS = 10  # of each class, below which a comparison means nothing
+DEFAULT_SHARE = Share(0.5)  # of methods without a natural threshold
+
+
+@dataclass(frozen=True)
+class Job:
+    """The settings of a decision: the arguments of `decide`, with names replaced by objects."""
+
+    task: Task
+    backbone: Backbone
+    method: Method
+    training: Training
+    given: Rule | None  # the rule of the user
+    seed: int
+    time_limit: float | None
+    callbacks: Sequence[Hook]
+    folder: Path | None
+
+    @property
+    def trains_gates(self) -> bool:
+        """Return whether the method's scores are gates of its own model."""
+        return isinstance(self.method, LeAPMethod)
+
+    @property
+    def rule(self) -> Rule:
+        """Return the rule of the user, or the default of the method."""
+        if self.given is not None:
+            return self.given
+        return Rule.of() if self.trains_gates else DEFAULT_SHARE
+
+    def check(self) -> None:
+        """Raise an error for everything that can be known to be wrong before the first step."""
+        limit = self.time_limit
+        check_arguments(time_limit="" if limit is None else number(limit, above=0))
+        fields = self.task.fields
+        self.rule.check(rank(fields, dict.fromkeys(fields.names, 0.0)))
+        rows = len(self.task.train)
+        batch = self.training.batch
+        if rows < batch:
+            raise TrainingError(
+                f"Expected at least one batch of {batch:,} train rows, but found {rows:,} rows. "
+                "Lower batch=."
+            )
+        for part in (self.task.valid, self.task.test):
+            try:
+                objective_of(self.task).check_comparable(part.label, part.group)
+            except MetricError as error:
+                found = objective_of(self.task).describe(part.label, part.part)
+                raise DataError(
+                    f"Models cannot be compared on these {part.part} rows: {error} "
+                    f"There are {found}. Give more rows, or split them otherwise."
+                ) from error
+
+    def settings(self) -> dict[str, Any]:
+        """Return the settings that a decision must share with its checkpoints."""
+        task = self.task
+        limit = self.training.time_limit if self.time_limit is None else self.time_limit
+        return {
+            "model": repr(self.backbone),
+            "method": repr(self.method),
+            **asdict(self.training),
+            "time_limit": limit,
+            "protected": sorted(task.protected),
+            "costs": dict(sorted(task.costs.items())),
+            "data": task.fingerprint,
+        }
+
+    def training_of(self, fraction: float, saved_as: str) -> dict[str, Any]:
+        """Return the arguments of a stage that may take this fraction of the time."""
+        return {
+            "training": self.limited(fraction),
+            "seed": self.seed,
+            "callbacks": self.callbacks,
+            "checkpoint": self.path(saved_as),
+            "keep_checkpoint": True,
+        }
+
+    def limited(self, fraction: float) -> Training:
+        """Return the settings of a training that may take this fraction of the time."""
+        if self.time_limit is None:
+            return self.training
+        return replace(self.training, time_limit=fraction * self.time_limit)
+
+    def path(self, name: str) -> Path | None:
+        """Return the path of a checkpoint; None if nothing is saved."""
+        return None if self.folder is None else self.folder / name
+
+    def select(self, found: SearchResult) -> tuple[Selection, str | None]:
+        """Return the selection by the rule, or that of all fields with the reason."""
+        reason = self._reason_to_keep_all(found)
+        if reason is None:
+            return found.select_by(self.rule), None
+        everything = found.select(threshold=min(found.scores.values()))
+        wanted = self.rule if isinstance(self.rule, Threshold) else Rule.of()
+        settings = {**without_rule(everything), **wanted.to_json()}
+        return replace(everything, settings=settings, rule=wanted), reason
+
+    def _reason_to_keep_all(self, found: SearchResult) -> str | None:
+        """Return why nothing can be decided: too few rows, or no score at the threshold."""
+        if self.given is None:
+            for rows in (self.task.test, self.task.valid):
+                if objective_of(self.task).support(rows.label) < ENOUGH_ROWS:
+                    described = objective_of(self.task).describe(rows.label, rows.part)
+                    return f"{described}, are too few to decide"
+        rule = self.rule
+        best = max(found.scores, key=lambda name: found.scores[name])
+        score = found.scores[best]
+        if not isinstance(rule, Threshold) or self.task.protected or score >= rule.limit:
+            return None
+        return f"no field scores {rule.limit:g} or more, the best is {best!r} with {score:.2f}"
+
+    def plugin(self, found: SearchResult, full: nn.Module) -> Plugin:
+        """Return the gates of the model to prune: LeAP's own, or open ones in a copy of `full`."""
+        if not self.trains_gates:
+            return with_means(copy.deepcopy(full), self.task, self.seed)
+        assert found.model is not None
+        return attached(found.model)
+
+    def prune(self, plugin: Plugin, selection: Selection) -> nn.Module:
+        """Return the pruned and fine-tuned model."""
+        return prune_and_finetune(
+            plugin,
+            selection,
+            self.task,
+            self.limited(0.1),
+            callbacks=self.callbacks,
+            checkpoint=self.path(FINE_TUNING),
+        )
+
+
+def without_rule(selection: Selection) -> dict[str, Any]:
+    """Return the settings of a selection without its rule, which the record has beside them."""
+    rule = selection.rule.to_json() if selection.rule else {}
+    return {name: value for name, value in selection.settings.items() if name not in rule}

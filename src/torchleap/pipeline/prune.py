@@ -1,0 +1,91 @@
+"""The smaller model: gates that know the means of all fields, pruning, and fine-tuning."""
+
+import copy
+import os
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+from torch import nn
+
+from ..data.task import Task
+from ..distributed import ranks
+from ..objectives import metric_named
+from ..plugin import Plugin, attach
+from ..selection import Selection
+from ..training.fit import Hook, Training, evaluate, fit
+
+BATCHES_OF_MEANS = 50
+EXAMPLE_ROWS = 64
+
+
+def with_means(model: nn.Module, task: Task, seed: int) -> Plugin:
+    """Attach open gates to a trained model and let them see rows, so that they know all means.
+
+    The plugin is then ready to mask and to prune fields.
+
+    Args:
+        model: A model as `torchleap.models.build` returns it; it is changed in place.
+        task: The task whose train rows the means are taken from.
+        seed: The seed of the order of these rows.
+    """
+    plugin = attach(model, task.fields, at="net", init=100.0, seed=seed)
+    batches = task.train.batches(min(4096, len(task.train)), shuffle=True, seed=seed)
+    with torch.no_grad(), plugin.held_out():
+        for _, batch in zip(range(BATCHES_OF_MEANS), batches, strict=False):
+            model(*batch.inputs)
+    return plugin
+
+
+def prune_and_finetune(
+    plugin: Plugin,
+    selection: Selection,
+    task: Task,
+    training: Training,
+    *,
+    callbacks: Sequence[Hook] = (),
+    checkpoint: str | os.PathLike[str] | None = None,
+) -> nn.Module:
+    """Return the model without the dropped fields, fine-tuned unless that makes it worse.
+
+    Args:
+        plugin: The gates of the trained model, which is left as it is.
+        selection: The fields to keep.
+        task: The data to fine-tune on.
+        training: The settings of the training before, of which fine-tuning uses a lower rate.
+        callbacks: Hooks that watch the fine-tuning.
+        checkpoint: A file to resume the fine-tuning from; None saves nothing.
+    """
+    example = next(iter(task.valid.batches(min(EXAMPLE_ROWS, len(task.valid))))).inputs
+    small = plugin.prune(selection, example=example)
+    quality = _quality(small, task, training)
+    cut = copy.deepcopy(small.state_dict())
+    fit(
+        small,
+        task,
+        finetuning(training, task),
+        hooks=callbacks,
+        checkpoint=checkpoint,
+        keep_checkpoint=True,
+    )
+    if ranks.from_first(_quality(small, task, training) < quality):
+        small.load_state_dict(cut)
+    return small.eval()
+
+
+def finetuning(training: Training, task: Task) -> Training:
+    """Return the settings of fine-tuning: two epochs at most, at 0.3 times the learning rate."""
+    steps_per_epoch = -(-len(task.train) // training.batch)
+    return replace(
+        training,
+        epochs=2,
+        eval_every=max(1, steps_per_epoch // 4),
+        patience=3,
+        lr=0.3 * training.lr,
+    )
+
+
+def _quality(model: nn.Module, task: Task, training: Training) -> float:
+    """Return the metric of the training on validation rows, with higher as better."""
+    metric = metric_named(training.metric)
+    return metric.gain(evaluate(model, task.valid)[metric.name])

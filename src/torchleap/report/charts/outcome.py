@@ -1,0 +1,165 @@
+"""The charts of the outcome: the metric against the dimensions removed, and its change."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from ..._common.checks import is_number
+from ..record import decision, dig, headline_metric, metric_named, pair, scored
+from .pieces import (
+    DETAILS,
+    Charts,
+    Rows,
+    Spec,
+    count_axis,
+    framed,
+    line_at,
+    number_axis,
+    signals,
+)
+
+MASKED = "fields masked in the searched model"
+
+
+def outcome_charts(record: Mapping[str, Any]) -> Charts:
+    """Return the charts of the outcome that the record has numbers for."""
+    return _return(record) | _difference(record)
+
+
+def curve_points(record: Mapping[str, Any]) -> Rows:
+    """Return the curve by masking: dimensions removed and the metric, in order."""
+    points = []
+    for point in dig(record, "curve", "points") or []:
+        if is_number(point.get("dims")) and is_number(point.get("value")):
+            points.append({key: point.get(key) for key in ("dims", "fields", "value")})
+    return sorted(points, key=lambda point: point["dims"])
+
+
+def _trained_points(record: Mapping[str, Any]) -> Rows:
+    """Return the metric of trained models, with the bounds of its interval where known."""
+    points = []
+    for point in dig(record, "curve", "retrained") or []:
+        low, high = point.get("interval") or (None, None)
+        values = {key: point.get(key) for key in ("dims", "value", "label")}
+        points.append({**values, "low": low, "high": high})
+    return points
+
+
+def _return(record: Mapping[str, Any]) -> Charts:
+    """Return the metric against the dimensions removed: by masking, and of trained models."""
+    points = curve_points(record)
+    if len(points) < 2:
+        return Charts()
+    trained = _trained_points(record)
+    metric = metric_named(record, str(dig(record, "curve", "metric") or "metric"))
+    x = count_axis("dims", "dimensions removed")
+    y = number_axis("value", f"{metric.title} on validation rows", scale={"zero": False})
+    names = [MASKED, *_trained_name(trained)]
+    colour = {
+        "type": "nominal",
+        "scale": {"domain": names, "range": ["var(--accent)", "var(--second)"][: len(names)]},
+        "legend": {"direction": "vertical"},
+    }
+    layers = [
+        *_masked_layers(len(points), x, y, {"datum": MASKED, **colour}),
+        *_trained_layers(trained, x, y, {"datum": names[-1], **colour}),
+    ]
+    if dig(record, "savings") is not None or scored(record):
+        layers.append(_budget_line(x))
+    removed = 0
+    for field in record["fields"]:
+        if decision(field) == "dropped":
+            removed += field.get("width") or 0
+    spec = framed(300, params=signals(removed=removed), layer=layers)
+    return Charts({"return": spec}, {"curve": points, "retrained": trained})
+
+
+def _has_intervals(rows: Rows) -> bool:
+    return any(is_number(row["low"]) for row in rows)
+
+
+def _trained_name(rows: Rows) -> list[str]:
+    """Return the name of the trained models in the legend; none if there are none."""
+    if not rows:
+        return []
+    return ["trained models, with interval" if _has_intervals(rows) else "trained models"]
+
+
+def _masked_layers(points: int, x: Spec, y: Spec, colour: Spec) -> list[Spec]:
+    data = {"name": "curve"}
+    line = {
+        "data": data,
+        "mark": {"type": "line", "strokeWidth": 2, "interpolate": "linear"},
+        "encoding": {"x": x, "y": y, "color": colour},
+    }
+    dot = {
+        "type": "point",
+        "filled": True,
+        "size": 36 if points <= 30 else 14,
+        "color": "var(--accent)",
+        "tooltip": DETAILS,
+    }
+    return [line, {"data": data, "mark": dot, "encoding": {"x": x, "y": y}}]
+
+
+def _trained_layers(rows: Rows, x: Spec, y: Spec, colour: Spec) -> list[Spec]:
+    if not rows:
+        return []
+    data = {"name": "retrained"}
+    diamond = {"type": "point", "filled": True, "shape": "diamond", "size": 120, "tooltip": DETAILS}
+    points = {"data": data, "mark": diamond, "encoding": {"x": x, "y": y, "color": colour}}
+    if not _has_intervals(rows):
+        return [points]
+    bars = {
+        "data": data,
+        "transform": [{"filter": "isNumber(datum.low)"}],
+        "mark": {"type": "rule", "strokeWidth": 2, "color": "var(--second)"},
+        "encoding": {"x": x, "y": {**y, "field": "low"}, "y2": {"field": "high"}},
+    }
+    return [bars, points]
+
+
+def _budget_line(x: Spec) -> Spec:
+    """Return the line that follows the slider of the page."""
+    return {
+        "data": {"values": [{}]},
+        "transform": [{"calculate": "removed", "as": "dims"}],
+        "mark": {"type": "rule", "color": "var(--ink)", "strokeWidth": 1.5, "strokeDash": [5, 3]},
+        "encoding": {"x": x},
+    }
+
+
+def _difference(record: Mapping[str, Any]) -> Charts:
+    """Return the change of the metric with its interval, beside zero."""
+    value = dig(record, "metrics", "difference", "value")
+    bounds = pair(record, "metrics", "difference", "interval")
+    if not is_number(value) or bounds is None:
+        return Charts()
+    low, high = bounds
+    reach = 1.25 * max(abs(value), abs(low), abs(high), 1e-4)
+    title = metric_named(record, headline_metric(record)).title
+    x = number_axis(
+        "value",
+        f"change of the {title}, pruned minus full",
+        scale={"domain": [-reach, reach], "nice": False},
+        axis={"labelExpr": "datum.value === 0 ? '0' : format(datum.value, '+.4~f')"},
+    )
+    colour = "var(--accent)"
+    rule = {
+        "type": "rule",
+        "strokeWidth": 5,
+        "strokeCap": "round",
+        "color": colour,
+        "opacity": 0.35,
+    }
+    data = {"name": "difference"}
+    bar = {
+        "data": data,
+        "mark": rule,
+        "encoding": {"x": {**x, "field": "low"}, "x2": {"field": "high"}},
+    }
+    dot = {"type": "point", "filled": True, "size": 130, "color": colour}
+    point = {"data": data, "mark": dot, "encoding": {"x": x}}
+    spec = framed(84, layer=[*line_at(0, "x"), bar, point])
+    return Charts(
+        {"difference": spec}, {"difference": [{"value": value, "low": low, "high": high}]}
+    )
