@@ -1,4 +1,4 @@
-"""A small log with every kind of column, a slow, obvious encoder to compare with, and a small set with a known truth."""
+"""A small log with every kind of column, an obvious encoder, and a set with known truth."""
 
 import numpy as np
 import polars as pl
@@ -47,7 +47,7 @@ USEFUL = ("item", "price", "taste")  # of the set below
 
 
 def small_truth():
-    """An id, a number and a vector matter; an id, a number and a vector do not; one number is constant."""
+    """An id, a number and a vector matter; another of each does not; one number is constant."""
     rng, rows = np.random.default_rng(0), 6000
     item, user = rng.integers(0, 20, rows), rng.integers(0, 20, rows)
     price, noise = rng.normal(size=rows), rng.normal(size=rows)

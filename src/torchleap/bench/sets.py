@@ -10,8 +10,9 @@ from typing import Any
 
 from .._common.checks import LARGEST_SEED
 from .._common.errors import TorchleapError, nearest
+from ..data import aliccp, avazu, census_income, criteo, movielens_1m
 from ..data.files.read import read
-from ..data.sets import public
+from ..data.sets.options import Options
 from ..data.synthetic.industrial import IndustrialLog, industrial
 from ..data.synthetic.truth import KnownTruth, known_truth
 from ..data.task import Task
@@ -244,7 +245,7 @@ def _accepted(
     parameters = signature(function).parameters
     known = list(parameters)
     if any(parameter.kind is Parameter.VAR_KEYWORD for parameter in parameters.values()):
-        known += public.Options.__annotations__
+        known += Options.__annotations__
     for setting in settings:
         if setting not in known:
             raise TorchleapError(
@@ -255,11 +256,11 @@ def _accepted(
 
 SYNTHETIC = ("industrial", "truth")
 KINDS: dict[str, Callable[[str, str | None, Progress, dict[str, Any]], DataSet]] = {
-    "ml-1m": partial(_public, public.movielens_1m, "", 256),
-    "criteo": partial(_public, public.criteo, "criteo", 4096),
-    "avazu": partial(_public, public.avazu, "avazu", 4096),
-    "aliccp": partial(_public, public.aliccp, "aliccp", 4096),
-    "census": partial(_public, public.census_income, "census", None),
+    "ml-1m": partial(_public, movielens_1m, "", 256),
+    "criteo": partial(_public, criteo, "criteo", 4096),
+    "avazu": partial(_public, avazu, "avazu", 4096),
+    "aliccp": partial(_public, aliccp, "aliccp", 4096),
+    "census": partial(_public, census_income, "census", None),
     "industrial": _industrial,
     "truth": _truth,
     "file": _file,

@@ -19,7 +19,7 @@ from .._common.plain import parse_json, write_json
 from .._common.text import first_line
 from ..data.files.encoding import MANIFEST as ENCODED
 from ..data.files.encoding import Encoding, save_encoding
-from ..data.files.sources import open_source
+from ..data.files.open import open_source
 from ..data.task import Batch, Task
 from ..objectives import OBJECTIVES, Objective, objective_named
 from ..selection import Selection

@@ -1,4 +1,4 @@
-"""Encoded data beside a user's files is passed over by git, listed, and cleared without touching anything else."""
+"""Encoded data beside a user's files is ignored by git, listed, and cleared alone."""
 
 import fcntl
 from threading import Event, Thread
@@ -8,8 +8,8 @@ import pytest
 
 import torchleap as tl
 from torchleap import cli
+from torchleap._common.locks import locked
 from torchleap.data.files import caches
-from torchleap.data.files.cache import locked
 
 pytest.importorskip("typer")
 

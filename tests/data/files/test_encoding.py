@@ -1,4 +1,4 @@
-"""New rows are encoded as the task's own were, bit for bit, whatever file they come from; what cannot be is told."""
+"""New rows are encoded as the task's own were, bit for bit, whatever file they come from."""
 
 import json
 import threading
@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 import torchleap as tl
 from tests.data.frames import log
-from torchleap.data.files import codes
+from torchleap.data.files import codes, known_column
 from torchleap.data.files import encoding as applying
 from torchleap.native import library as native
 
@@ -55,7 +55,7 @@ def some(rng, values, share=0.1):
 
 
 def every_kind(rows=700):
-    """A column of each type that can be read, most with missing values, and the settings of each kind."""
+    """A column of each type, most with missing values, and the settings of each kind."""
     rng = np.random.default_rng(1)
     whole, normal = rng.integers(0, 30, rows), rng.normal(3, 50, rows)
     moments = [
@@ -75,10 +75,21 @@ def every_kind(rows=700):
         pl.Series("hashed_number", some(rng, whole.tolist())),
         pl.Series("half", some(rng, (whole / 2).tolist()), dtype=pl.Float32),
         pl.Series("word", some(rng, [f"w{value}" for value in whole]), dtype=pl.Categorical),
-        pl.Series("numbered_tags", [rng.integers(0, 9, size).tolist() for size in rng.integers(0, 40, rows)]),
-        pl.Series("split_tags", ["|".join(f"t{v}" for v in rng.integers(0, 9, size)) for size in rng.integers(0, 4, rows)]),
+        pl.Series(
+            "numbered_tags",
+            [rng.integers(0, 9, size).tolist() for size in rng.integers(0, 40, rows)],
+        ),
+        pl.Series(
+            "split_tags",
+            [
+                "|".join(f"t{v}" for v in rng.integers(0, 9, size))
+                for size in rng.integers(0, 4, rows)
+            ],
+        ),
         pl.Series("split_vector", some(rng, [f"{a}|{b}" for a, b in rng.normal(size=(rows, 2))])),
-        pl.Series("lists", some(rng, rng.normal(size=(rows, 3)).tolist()), dtype=pl.List(pl.Float64)),
+        pl.Series(
+            "lists", some(rng, rng.normal(size=(rows, 3)).tolist()), dtype=pl.List(pl.Float64)
+        ),
         pl.Series("nothing", [None] * rows),
         pl.Series("late", [None] * (rows - 20) + [1.5] * 20),
     )  # fmt: skip
@@ -239,7 +250,9 @@ def test_moments_of_another_unit_and_vectors_of_another_precision(tmp_path):
     frame = log().with_columns(pl.from_epoch("time").dt.cast_time_unit("ms").alias("time"))
     task = rows_of(frame)
     other = frame.with_columns(
-        pl.col("time").dt.cast_time_unit("ns"), pl.col("vector").cast(pl.List(pl.Float64)), pl.col("age").cast(pl.Int8),
+        pl.col("time").dt.cast_time_unit("ns"),
+        pl.col("vector").cast(pl.List(pl.Float64)),
+        pl.col("age").cast(pl.Int8),
         pl.col("user").cast(pl.Categorical), pl.col("tags").cast(pl.List(pl.Categorical)),
     )  # fmt: skip
     assert same(together(loaded(task, tmp_path / "e").batches(other)), held(task))
@@ -279,7 +292,7 @@ def test_a_column_of_nothing_is_missing_everywhere(whole):
 
 
 def test_what_train_rows_do_not_have_is_unseen_and_a_table_does_not_grow(tmp_path, monkeypatch):
-    monkeypatch.setattr(applying, "ROOM", 1_000)
+    monkeypatch.setattr(known_column, "ROOM", 1_000)
     monkeypatch.setattr(applying, "AT_ONCE", 20_000)
     task = rows_of(log(), only=["user", "tags"])
     encoding = loaded(task, tmp_path / "e")
@@ -341,7 +354,7 @@ def test_only_the_kept_fields_are_written(whole, tmp_path):
         tl.data.save_encoding(task, tmp_path / "e", only=["prise"])
 
 
-def test_progress_is_told(whole, monkeypatch):
+def test_progress_is_reported(whole, monkeypatch):
     path, frame, _, encoding = whole
     monkeypatch.setattr(applying, "AT_ONCE", 100_000)
     for data in (path, frame):
@@ -438,17 +451,18 @@ def test_a_column_that_is_not_there(plain, tmp_path):
     )
     (tmp_path / "bare.csv").write_text("u1,c1\nu2,c2\n")
     refuse(
-        r"bare.csv lacks the column 'user' .*is no header, name the columns: names=\[",
+        r"bare.csv lacks the column 'user' .*is not a header, name the columns: names=\[",
         plain,
         tmp_path / "bare.csv",
     )
 
 
-def test_text_among_numbers_is_told_with_its_row(plain, tmp_path):
+def test_text_among_numbers_is_reported_with_its_row(plain, tmp_path):
     frame = log().with_columns(pl.col("age").cast(pl.String))
     frame[6, "age"] = "old"
     refuse(
-        "the frame, row 7, column 'age': expected a number, as in the first rows, but found 'old'.$",
+        "the frame, row 7, column 'age': expected a number, as in the first rows, "
+        "but found 'old'.$",
         plain,
         frame,
     )
@@ -472,11 +486,27 @@ def test_a_row_is_counted_over_blocks(plain, monkeypatch):
 @pytest.mark.parametrize(
     ("name", "change", "pattern"),
     [
-        ("vector", pl.Series([[1.0] * 5] * 600), "row 1, column 'vector': expected a vector of 6 numbers.*found 5"),
-        ("vector", pl.lit(1.0), r"column 'vector' holds Float64, but Array\(Float32.* in the train rows"),
-        ("vector", pl.Series([["a"] * 6] * 600), "row 1, column 'vector': expected a vector of numbers, but found 'a' in it.$"),
+        (
+            "vector",
+            pl.Series([[1.0] * 5] * 600),
+            "row 1, column 'vector': expected a vector of 6 numbers.*found 5",
+        ),
+        (
+            "vector",
+            pl.lit(1.0),
+            r"column 'vector' holds Float64, but Array\(Float32.* in the train rows",
+        ),
+        (
+            "vector",
+            pl.Series([["a"] * 6] * 600),
+            "row 1, column 'vector': expected a vector of numbers, but found 'a' in it.$",
+        ),
         ("tags", pl.lit("a"), r"column 'tags' holds String, but List\(String\) in the train rows"),
-        ("user", pl.lit(0.5), "column 'user' holds Float64, but String in the train rows. Give both the same type"),
+        (
+            "user",
+            pl.lit(0.5),
+            "column 'user' holds Float64, but String in the train rows. Give both the same type",
+        ),
         ("user", pl.Series([["a"]] * 600), r"column 'user' holds List\(String\), but String"),
         ("age", pl.lit(date(2024, 1, 1)), "column 'age' holds Date, but Int64"),
         ("age", pl.struct(pl.lit(1)), "column 'age' holds Struct"),
@@ -517,7 +547,9 @@ def test_an_encoding_replaces_an_encoding_and_nothing_else(tmp_path):
     (tmp_path / "thesis").mkdir()
     (tmp_path / "thesis" / "text").touch()
     for other in (tmp_path / "thesis", tmp_path / "thesis" / "text"):
-        with pytest.raises(tl.data.DataError, match="is no saved encoding, so it is not replaced"):
+        with pytest.raises(
+            tl.data.DataError, match="is not a saved encoding, so it is not replaced"
+        ):
             tl.data.save_encoding(task, other)
     with pytest.raises(
         tl.data.DataError, match="The encoding cannot be written to .*text/e: File exists"
@@ -542,7 +574,7 @@ def test_nothing_is_left_of_one_that_fails(tmp_path, monkeypatch):
     assert {file: file.read_bytes() for file in tmp_path.rglob("*") if file.is_file()} == before
 
 
-def test_the_folder_is_no_data_of_a_folder_above(tmp_path):
+def test_the_folder_is_not_data_of_a_folder_above(tmp_path):
     log().write_parquet(tmp_path / "log.parquet")
     tl.data.save_encoding(rows_of(tmp_path), tmp_path / "run")
     assert len(rows_of(tmp_path).train) == 480
@@ -565,14 +597,16 @@ def test_a_folder_that_is_damaged_or_absent(tmp_path):
                 tl.data.Encoding.load(folder)
         file.unlink()
         with pytest.raises(
-            tl.data.DataError, match=f"holds no whole encoding: there is no {file.name} in it"
+            tl.data.DataError,
+            match=f"does not hold a complete encoding: there is no {file.name} in it",
         ):
             tl.data.Encoding.load(folder)
         file.write_bytes(content)
     assert tl.data.Encoding.load(folder).fields.names == ("user", "age")
     for absent in (tmp_path / "none", folder / "encoding.json"):
         with pytest.raises(
-            tl.data.DataError, match="holds no whole encoding: there is no encoding.json in it"
+            tl.data.DataError,
+            match="does not hold a complete encoding: there is no encoding.json in it",
         ):
             tl.data.Encoding.load(absent)
     (folder / "encoding.json").write_text(json.dumps({"format": 7}))

@@ -154,7 +154,7 @@ def test_findings_are_in_the_json_and_the_table(tmp_path):
     assert "numbers with a decimal comma, such as '0,5'" in str(inspected)
 
 
-def test_columns_that_are_not_looked_at_have_no_findings(tmp_path):
+def test_columns_that_are_not_inspected_have_no_findings(tmp_path):
     frame = pl.DataFrame(columns() | {"same": columns()["click"]})
     assert tl.data.inspect(frame, label="click", only=["x", "city"]).findings == ()
     assert [one.name for one in tl.data.inspect(frame, label="click", only=["x"]).columns] == [

@@ -108,7 +108,7 @@ def test_unique_ids_are_noted_but_not_measured_numbers():
     assert notes(data, "x") == ()
 
 
-def test_ids_in_text_are_told_from_measured_numbers_even_beyond_64_bits(write):
+def test_ids_in_text_differ_from_measured_numbers_even_beyond_64_bits(write):
     path = write("id,x\n" + "".join(f"{10**19 + i * 10**6},{i}.25\n" for i in range(50)))
     assert [column.notes for column in inspect(path).columns] == [
         ("a value of its own in every row",),
@@ -132,28 +132,28 @@ def test_a_share_short_of_all_does_not_read_as_all():
 
 
 @pytest.mark.parametrize("sign", [1, -1])
-def test_a_number_that_tells_the_label_is_noted(sign):
+def test_a_number_that_predicts_the_label_is_noted(sign):
     data = frame(leak=sign * (LABEL + 0.1 * NOISE))
-    assert notes(data, "leak", label="click") == ("tells the label: AUC 1.000",)
+    assert notes(data, "leak", label="click") == ("predicts the label: AUC 1.000",)
 
 
-def test_a_category_that_tells_the_label_is_noted():
+def test_a_category_that_predicts_the_label_is_noted():
     words = np.where(LABEL == 1, DICE.choice(["a", "b"], ROWS), DICE.choice(["c", "d", "e"], ROWS))
-    assert notes(frame(leak=words), "leak", label="click") == ("tells the label: AUC 1.000",)
+    assert notes(frame(leak=words), "leak", label="click") == ("predicts the label: AUC 1.000",)
 
 
-def test_a_number_that_is_missing_where_the_label_is_0_tells_it():
+def test_a_number_that_is_missing_where_the_label_is_0_predicts_it():
     data = frame(
         refund=pl.Series(NOISE).zip_with(
             pl.Series(LABEL == 1), pl.Series([None] * ROWS, dtype=pl.Float64)
         )
     )
-    assert notes(data, "refund", label="click") == ("tells the label: AUC 1.000",)
+    assert notes(data, "refund", label="click") == ("predicts the label: AUC 1.000",)
 
 
-def test_a_code_whose_middle_value_tells_the_label_is_noted():
+def test_a_code_whose_middle_value_predicts_the_label_is_noted():
     data = frame(code=np.where(LABEL == 1, 50, DICE.choice([0, 20, 70, 100], ROWS)))
-    assert notes(data, "code", label="click") == ("tells the label: AUC 1.000",)
+    assert notes(data, "code", label="click") == ("predicts the label: AUC 1.000",)
 
 
 def test_values_that_were_not_seen_before_tell_nothing():
@@ -168,7 +168,7 @@ def test_leaks_are_found_though_labels_alternate():
             "leak": np.char.add(np.where(label, "p", "n"), DICE.integers(0, 9, ROWS).astype(str)),
         }
     )
-    assert notes(data, "leak", label="click") == ("tells the label: AUC 1.000",)
+    assert notes(data, "leak", label="click") == ("predicts the label: AUC 1.000",)
 
 
 def test_few_rows_tell_too_little_for_a_leak():
@@ -335,7 +335,8 @@ def test_progress_counts_columns():
         ),
         (
             {"threshold": 1},
-            "threshold= and positive= say how to read the label, but there is none. Name its column: label=...",
+            "threshold= and positive= say how to read the label, but there is none. "
+            "Name its column: label=...",
         ),
         ({"label": "city", "positive": "aa"}, "No row has 'aa' in 'city'. Did you mean 'a'?"),
         ({"label": "city"}, "expected the label 0 or 1, but found 'a'"),

@@ -66,7 +66,8 @@ def test_the_positive_word_may_come_late(tmp_path):
     [
         (
             ["red", "blue", "blue"],
-            r"two values, 'blue' \(10 rows\) and 'red' \(5 rows\): say which one is 1: positive='red'",
+            r"two values, 'blue' \(10 rows\) and 'red' \(5 rows\): "
+            "say which one is 1: positive='red'",
         ),
         (
             ["low", "mid", "high"],
@@ -76,7 +77,8 @@ def test_the_positive_word_may_come_late(tmp_path):
         (["yes", "no", "YES"], r"It has 3 values"),
         (
             [0, 1, 2],
-            r"It has 3 values: '0' \(5 rows\), '1' .*, '2' .* threshold=1 \(above it is 1\); .* positive='2'",
+            r"It has 3 values: '0' \(5 rows\), '1' .*, '2' .* threshold=1 \(above it is 1\); "
+            ".* positive='2'",
         ),
         (
             [1, 2, 2],

@@ -1,7 +1,6 @@
-"""Any file or frame becomes a task: the same rows, encoded by what train rows teach, whatever they come from."""
+"""Any file or frame becomes a task: the same rows, encoded by what train rows teach."""
 
 import gzip
-import json
 import subprocess
 import sys
 import threading
@@ -15,19 +14,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import torchleap as tl
+from tests.data.files.reading import (
+    in_order,
+    refuse,
+    values_of,
+)
 from tests.data.frames import ids_row_by_row, log
 
 TEXT = ["click", "user", "city", "price", "age", "time"]  # columns that CSV can hold
-
-
-def values_of(task, name, part="train"):
-    rows = getattr(task, part).all()
-    column = task.columns[task.fields.index(name)]
-    return (rows.ids if column.is_ids else rows.numbers)[:, task.slots(ids=column.is_ids)[name]]
-
-
-def in_order(frame, **settings):
-    return tl.data.read(frame, label="click", split="order", **settings)
 
 
 def test_kinds_and_widths_are_inferred():
@@ -125,7 +119,7 @@ def test_hashed_categories_need_no_vocabulary_and_stay_the_same_in_another_frame
     assert len(set(users.values())) > 15
 
 
-def test_nothing_is_learnt_from_valid_and_test_rows():
+def test_nothing_is_learned_from_valid_and_test_rows():
     frame = log()
     other = log(seed=5).with_columns(
         pl.lit("never seen").alias("user"), pl.col("age") * 1000, pl.col("price") * -7
@@ -199,7 +193,7 @@ def test_text_packed_by_zstandard(tmp_path):
     assert len(in_order(tmp_path / "log.csv.zst").train) == 480
 
 
-def test_splits_by_time_group_and_lot():
+def test_splits_by_time_by_group_and_at_random():
     frame = log().sample(fraction=1.0, shuffle=True, seed=1)
     by_time = tl.data.read(frame, label="click", time="time")
     assert "time" not in by_time.fields.names
@@ -280,7 +274,7 @@ def test_two_threads_encode_once(tmp_path):
     }
 
 
-def test_a_kill_half_way_leaves_nothing_that_is_taken_for_whole(tmp_path):
+def test_a_kill_half_way_leaves_nothing_that_counts_as_complete(tmp_path):
     path = tmp_path / "log.parquet"
     log().write_parquet(path)
     code = (
@@ -296,7 +290,7 @@ def test_a_kill_half_way_leaves_nothing_that_is_taken_for_whole(tmp_path):
     assert not left.exists()
 
 
-def test_a_full_disk_is_told_and_leaves_nothing(tmp_path):
+def test_a_full_disk_is_reported_and_leaves_nothing(tmp_path):
     path = tmp_path / "log.parquet"
     log(20_000).write_parquet(path)
     code = (
@@ -311,20 +305,11 @@ def test_a_full_disk_is_told_and_leaves_nothing(tmp_path):
     assert not [item for item in (tmp_path / ".torchleap").iterdir() if item.is_dir()]
 
 
-def test_progress_tells_what_is_done_and_of_how_much():
+def test_progress_reports_what_is_done_and_of_how_much():
     seen = []
     in_order(log(), progress=lambda *step: seen.append(step))
     assert seen[0] == ("reading", 600, 600)
     assert seen[-1] == ("encoding", 7, 7)
-
-
-# Bad input: one clear sentence each
-
-
-def refuse(message, data, **settings):
-    with pytest.raises(tl.DataError, match=message) as caught:
-        tl.data.read(data, **{"label": "click", **settings})
-    assert "\n" not in str(caught.value)
 
 
 def test_what_is_not_there_is_named(tmp_path):
@@ -339,6 +324,18 @@ def test_what_is_not_there_is_named(tmp_path):
     refuse("Expected a path or a frame", 7)
     refuse("No input column is left", log(), only=[])
     refuse("take several names", log(), drop="age")
+
+
+def test_a_task_carries_its_objective():
+    task = in_order(log(), objective="binary")
+    assert task.objective is tl.objectives.OBJECTIVES["binary"]
+    assert task.only(["age"]).objective is task.objective
+    refuse("There is no objective 'binray'. Did you mean 'binary'", log(), objective="binray")
+    refuse("There is no objective 5", log(), objective=5)
+
+
+def test_all_bad_settings_are_reported_together():
+    refuse("split must be one of .*; seed must be a whole number", log(), split="hour", seed=-1)
 
 
 def test_bad_settings_are_refused(tmp_path):
@@ -364,7 +361,7 @@ def test_bad_settings_are_refused(tmp_path):
     refuse("is to be numeric, but holds Array", log(), columns={"vector": "numeric"})
 
 
-def test_bad_labels_are_told_with_a_cure():
+def test_bad_labels_are_refused_with_a_cure():
     frame = log()
     refuse(
         "row 1, column 'age': expected the label 0 or 1, but found .* threshold=",
@@ -385,7 +382,7 @@ def test_bad_labels_are_told_with_a_cure():
     refuse("row 8, column 'click': expected the label 0 or 1, but found None", missing)
 
 
-def test_bad_files_are_told_with_the_line(tmp_path):
+def test_bad_files_are_refused_with_the_line(tmp_path):
     path = tmp_path / "log.csv"
     lines = log().select(TEXT).write_csv().splitlines()
 
@@ -402,7 +399,8 @@ def test_bad_files_are_told_with_the_line(tmp_path):
     refuse("log.csv, line 6: expected UTF-8, but found the byte 0xff", path)
     with_line(300, "1,u1,c1,cheap,30,5")
     refuse(
-        "log.csv, line 300, column 'price': expected a number, as in the first rows, but found 'cheap'",
+        "log.csv, line 300, column 'price': expected a number, as in the first rows, "
+        "but found 'cheap'",
         path,
     )
     with_line(301, "1,u1,c1,inf,30,5")
@@ -415,7 +413,7 @@ def test_bad_files_are_told_with_the_line(tmp_path):
     assert len(tl.data.read(path, label="click").train) == 480
 
 
-def test_a_column_that_changes_half_way_is_told_with_its_row(tmp_path):
+def test_a_column_that_changes_half_way_is_refused_with_its_row(tmp_path):
     rows = 150_000
     text = "click,age\n" + "\n".join(
         f"{number % 2},{number if number < 140_000 else 'old'}" for number in range(rows)
@@ -527,18 +525,6 @@ def test_any_damage_to_a_csv_file_is_read_or_refused(data, tmp_path_factory):
         ]
     else:
         assert torch.isfinite(task.train.all().numbers).all()
-
-
-def test_the_manifest_is_plain_json():
-    task = in_order(log())
-    content = json.loads((task.folder / "task.json").read_text())
-    assert content["rows"] == {"train": 480, "valid": 60, "test": 60}
-    (task.folder / "task.json").write_text("{")
-    with pytest.raises(tl.DataError, match="holds no encoded data"):
-        tl.data.Task.load(task.folder)
-    (task.folder / "task.json").write_text('{"format": 99}')
-    with pytest.raises(tl.DataError, match="expected encoded data of format 2, but found 99"):
-        tl.data.Task.load(task.folder)
 
 
 def test_long_numbers_are_ids_and_blank_cells_are_missing(tmp_path):

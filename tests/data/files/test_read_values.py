@@ -10,11 +10,14 @@ import pytest
 import torch
 
 import torchleap as tl
-from tests.data.files.test_read import in_order, refuse, values_of
+from tests.data.files.reading import (
+    RAW,
+    in_order,
+    refuse,
+    values_of,
+)
 from tests.data.frames import log
 from torchleap.data.files import splits
-
-RAW = {"kind": "numeric", "scale": "none"}
 
 
 def frame_of(rows=200, **columns):
@@ -31,7 +34,7 @@ def labels(values, **settings):
 # Labels
 
 
-def test_a_missing_rating_is_no_label():
+def test_a_missing_rating_is_not_a_label():
     refuse(
         "row 2.*found nan. Leave the rows without a label out",
         frame_of(4, r=[1.0, float("nan"), 5.0, 2.0]),
@@ -126,7 +129,7 @@ def test_what_no_train_row_has_is_0_in_others(scale):
 # Categories, lists and vectors
 
 
-def test_nan_is_no_category():
+def test_nan_is_not_a_category():
     frame = frame_of(
         200, s=[1.0, float("nan")] * 100, l=[[1.5, float("nan")], [float("nan")]] * 100
     )
@@ -138,7 +141,7 @@ def test_nan_is_no_category():
     assert task.vocabulary("l") == ["1.5"]
 
 
-def test_nothing_between_two_separators_is_no_category():
+def test_nothing_between_two_separators_is_not_a_category():
     task = in_order(
         frame_of(20, s=["a||b|", ""] * 10), columns={"s": {"kind": "list", "separator": "|"}}
     )
@@ -146,7 +149,7 @@ def test_nothing_between_two_separators_is_no_category():
     assert values_of(task, "s")[:2].tolist() == [[2, 3], [0, 0]]
 
 
-def test_arrays_of_text_are_lists_and_text_is_no_vector():
+def test_arrays_of_text_are_lists_and_text_is_not_a_vector():
     task = in_order(frame_of(20, s=pl.Series([["a", "b"]] * 20, dtype=pl.Array(pl.String, 2))))
     assert task.columns[0].column.kind == "list"
     split = {"kind": "vector", "separator": "|"}
@@ -210,7 +213,7 @@ def parts_by_time(times):
     ]
 
 
-def test_nanoseconds_are_told_apart():
+def test_nanoseconds_are_distinguished():
     whole = [1_700_000_000_000_000_000 + i for i in range(8)]
     moments = pl.Series(whole).cast(pl.Datetime("ns"))
     for times in (
@@ -291,7 +294,8 @@ def test_settings_of_another_type_are_refused(tmp_path):
     refuse("Column 'age': expected a kind", log(), columns=tmp_path / "schema.toml")
     refuse("schema file .* cannot be read: Is a directory", log(), columns=str(tmp_path))
     refuse("columns= takes .name: kind. or the path of a TOML file", log(), columns=["age"])
-    refuse("separator must be text", log(), columns={"tags": {"separator": 5}})
+    refuse("separator must be a text or None", log(), columns={"tags": {"separator": 5}})
+    refuse("separator must not be empty", log(), columns={"tags": {"separator": ""}})
     refuse(
         "buckets must be a whole number from 1 to 100,000,000",
         log(),
@@ -313,7 +317,7 @@ def test_settings_of_another_type_are_refused(tmp_path):
     refuse("positive must be a value", log(), positive=["1"])
 
 
-def test_a_disk_that_is_full_for_a_frame_or_a_vocabulary_is_told(tmp_path):
+def test_a_disk_that_is_full_for_a_frame_or_a_vocabulary_is_reported(tmp_path):
     code = (
         "import hashlib, resource, sys, polars as pl, torchleap as tl\n"
         "words = [hashlib.sha256(str(i).encode()).hexdigest() * 4 for i in range(20_000)]\n"

@@ -1,11 +1,13 @@
-"""Which rows train, validate and test: also years later, for saved results name their split by its seed alone."""
+"""Which rows train, validate and test, also years later: results name the seed alone."""
 
 import numpy as np
 import polars as pl
 import pytest
 
 import torchleap as tl
-from tests.data.files.test_read import refuse
+from tests.data.files.reading import (
+    refuse,
+)
 from tests.data.frames import log
 from torchleap.data.files import splits
 from torchleap.data.files.encoders import stable_hash

@@ -1,8 +1,6 @@
-"""Damaged files of rows: one sentence each, whatever the library below would have raised, or ended."""
+"""Parquet and Arrow files, also damaged ones, are read or refused, and never end the process."""
 
-import gzip
 import io
-import zipfile
 
 import polars as pl
 import pyarrow as pa
@@ -12,8 +10,7 @@ from pyarrow import parquet as pq
 
 import torchleap as tl
 from torchleap.data.files import arrow
-
-from ..sets.test_public import movielens
+from torchleap.data.files.open import open_source
 
 FRAME = pl.DataFrame(
     {
@@ -88,7 +85,7 @@ def test_the_notes_of_a_writer_are_not_trusted(tmp_path, capfd):
     assert "panicked" not in capfd.readouterr().err
 
 
-def test_files_with_other_columns_or_types_than_the_first_are_told(tmp_path):
+def test_files_with_other_columns_or_types_than_the_first_are_refused(tmp_path):
     FRAME.write_parquet(tmp_path / "0.parquet")
     for other, told in (
         (FRAME.drop("x"), "it lacks 'x'"),
@@ -117,9 +114,10 @@ def test_pyarrow_gives_what_polars_would(tmp_path):
     frame.write_parquet(tmp_path / "log.parquet", row_group_size=100)
     frame.write_ipc(tmp_path / "log.arrow", record_batch_size=100)
     for name in ("log.parquet", "log.arrow"):
-        whole, parts = arrow.scan([tmp_path / name], [{}])
+        source = open_source(tmp_path / name)
+        whole = source.frame
         assert whole.collect().equals(frame)
-        assert pl.concat(part.collect() for part in parts()).equals(frame)
+        assert pl.concat(part.collect() for part in source.parts()).equals(frame)
         assert (
             whole.select("s", "x")
             .slice(95, 10)
@@ -132,74 +130,5 @@ def test_pyarrow_gives_what_polars_would(tmp_path):
 def test_large_files_come_in_parts(tmp_path, monkeypatch):
     pq.write_table(FRAME.to_arrow(), tmp_path / "log.parquet", row_group_size=100)
     monkeypatch.setattr(arrow, "PART", 1)
-    _, parts = arrow.scan([tmp_path / "log.parquet"], [{}])
-    assert [len(part.collect()) for part in parts()] == [100] * 6
-
-
-def test_packed_csv_that_is_damaged_in_its_middle(tmp_path):
-    text = FRAME.write_csv().encode()
-    packed = bytearray(gzip.compress(text))
-    path = tmp_path / "log.csv.gz"
-    for place in range(30, len(packed) - 20, 97):
-        changed = bytearray(packed)
-        changed[place] ^= 0x55
-        path.write_bytes(changed)
-        with pytest.raises(tl.DataError) as found:
-            tl.data.read(path, label="click", cache=tmp_path / "cache")
-        assert str(found.value).isprintable()
-    path.write_bytes(packed[: len(packed) // 2])
-    refuse(path, "cannot be read")
-
-
-@pytest.mark.parametrize("cell", [b"\xff\xfe", b"\0" * 500, b'"', b'"a\n"b', b"9" * 5000])
-def test_cells_of_csv_that_are_no_cells(tmp_path, cell):
-    lines = FRAME.write_csv().encode().split(b"\n")
-    (tmp_path / "log.csv").write_bytes(
-        b"\n".join([*lines[:300], b"0," + cell + b",c1", *lines[300:]])
-    )
-    for way in (
-        lambda path: tl.data.read(path, label="click", cache=tmp_path / "cache"),
-        lambda path: tl.data.inspect(path),
-    ):
-        try:
-            way(tmp_path / "log.csv")
-        except tl.DataError as error:
-            assert str(error).isprintable()
-            assert len(str(error)) < 600
-
-
-def archive(tmp_path):
-    folder = movielens(tmp_path / "ml-1m")
-    with zipfile.ZipFile(tmp_path / "ml-1m.zip", "w", zipfile.ZIP_DEFLATED) as made:
-        for name in ("ratings", "users", "movies"):
-            made.write(folder / f"{name}.dat", f"ml-1m/{name}.dat")
-    return tmp_path / "ml-1m.zip", bytearray((tmp_path / "ml-1m.zip").read_bytes())
-
-
-@pytest.mark.parametrize(
-    ("places", "value", "told"),
-    [
-        ((60, -1), 0x5A, "Error -3 while decompressing"),
-        ((8, 10), 99, "compression method is not supported"),
-        ((6, 8), 1, "encrypted"),
-    ],
-)
-def test_an_archive_that_is_damaged_encrypted_or_packed_otherwise(tmp_path, places, value, told):
-    path, content = archive(tmp_path)
-    local, entry = places
-    content[local] = value
-    if entry >= 0:
-        content[content.index(b"PK\x01\x02") + entry] = value
-    path.write_bytes(content)
-    with pytest.raises(
-        tl.DataError,
-        match=f"ml-1m.zip is not a complete MovieLens-1M: ratings.dat cannot be read .*{told}",
-    ):
-        tl.data.movielens_1m(path, cache=tmp_path / "cache")
-
-
-def test_an_archive_that_would_fill_the_memory_is_refused(tmp_path, monkeypatch):
-    path, _ = archive(tmp_path)
-    monkeypatch.setattr("torchleap.data.sets.public.LARGEST", 50)
-    with pytest.raises(tl.DataError, match="ratings.dat cannot be read .it unpacks to more than"):
-        tl.data.movielens_1m(path, cache=tmp_path / "cache")
+    parts = open_source(tmp_path / "log.parquet").parts()
+    assert [len(part.collect()) for part in parts] == [100] * 6
