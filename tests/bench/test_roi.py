@@ -8,7 +8,7 @@ import torch
 import torchleap as tl
 from torchleap import Report, TorchleapError
 from torchleap.bench import Grid, Prunings, Runner, record_of, roi
-from torchleap.bench.roi import FullTrial, RoiTrial, fine_tuned
+from torchleap.bench.prune import FullTrial, RoiTrial, fine_tuned
 from torchleap.bench.statistics import Sample, mean_of
 from torchleap.bench.tables import signed
 from torchleap.bench.trials import SearchTrial
@@ -20,7 +20,7 @@ from torchleap.training.fit import _Loop, evaluate
 from .tiny import MODEL, ONCE, TINY, TRAINING, lines_of
 
 METHODS = ("permutation", "shark", "random", "none")
-PRUNINGS = Prunings(shares=(0.0, 0.2, 0.5), steps=5)
+PRUNINGS = Prunings(fractions=(0.0, 0.2, 0.5), steps=5)
 
 
 def trainings(patch):
@@ -65,7 +65,7 @@ def test_the_plain_model_is_trained_once_for_each_seed_and_lent(done):
 def test_scores_by_the_lent_model_are_those_of_a_search_by_itself(tmp_path, method):
     data = TINY.load()
     trial = RoiTrial(
-        TINY, MODEL, replace(TRAINING, seed=1), method, Prunings(shares=(0.5,), steps=0)
+        TINY, MODEL, replace(TRAINING, seed=1), method, Prunings(fractions=(0.5,), steps=0)
     )
     found = trial.run(data, tmp_path / "state" / "trial")
     assert (
@@ -78,7 +78,7 @@ def test_scores_by_the_lent_model_are_those_of_a_search_by_itself(tmp_path, meth
     ("method", "lent"), [(Shark(), True), (Permutation(), True), (Random(), False)]
 )
 def test_the_time_of_the_loan_counts_as_the_methods_own(tmp_path, monkeypatch, method, lent):
-    data, prunings = TINY.load(), Prunings(shares=(0.5,), steps=0)
+    data, prunings = TINY.load(), Prunings(fractions=(0.5,), steps=0)
     scores = dict.fromkeys(data.task.fields.names, 1.0)
     monkeypatch.setattr(SearchTrial, "run", lambda *_: {"scores": scores, "seconds": 100.0})
     plain = FullTrial(TINY, MODEL, TRAINING, prunings).run(data, tmp_path / "state" / "full")[
@@ -91,14 +91,14 @@ def test_the_time_of_the_loan_counts_as_the_methods_own(tmp_path, monkeypatch, m
     assert found == (100.0 + plain if lent else 100.0)
 
 
-def test_shares_of_the_dimensions_go_by_the_scores(done):
+def test_fractions_of_the_dimensions_are_removed_by_the_scores(done):
     found, *_ = done
     fields = found.data.task.fields
     for results in found.methods.values():
         for result in results.values():
-            for share, point in zip(PRUNINGS.shares, result["points"], strict=True):
+            for share, point in zip(PRUNINGS.fractions, result["points"], strict=True):
                 kept = select(fields, result["scores"], dims=round((1 - share) * 36))
-                assert (point["share"], point["dropped"]) == (share, list(kept.dropped))
+                assert (point["fraction"], point["dropped"]) == (share, list(kept.dropped))
                 assert (
                     point["dims"]
                     == sum(fields[name].width for name in point["dropped"])
@@ -109,7 +109,7 @@ def test_shares_of_the_dimensions_go_by_the_scores(done):
 
 
 def masked_by_hand(task, model, dropped):
-    """The test AUC of a model that sees the means of the train rows in place of the dropped fields."""
+    """Return the test AUC of a model that sees means in place of the dropped fields."""
     with torch.no_grad():
         mean = model.inputs(*next(iter(task.train.batches(len(task.train)))).inputs).mean(0)
         batch = next(iter(task.test.batches(len(task.test))))
@@ -187,7 +187,7 @@ def with_dims(found, dims):
     return replace(found, methods={**found.methods, "shark": shark})
 
 
-def test_a_share_that_whole_fields_cannot_meet_is_shown_as_it_is(done):
+def test_a_fraction_that_complete_fields_cannot_meet_is_shown_in_brackets(done):
     found, *_ = done
     wide = with_dims(found, 21)  # of 36
     table = wide.tables()[0]
@@ -195,7 +195,8 @@ def test_a_share_that_whole_fields_cannot_meet_is_shown_as_it_is(done):
     assert table.rows[2][1:4:2] == ("18", f"{signed(mean)} (58%)")
     assert (
         table.notes[-1]
-        == "(in brackets): the share that went, where it rounds to another; fields go whole."
+        == "(in brackets): the fraction that was removed, where it rounds to another; "
+        "only complete fields are removed."
     )
     assert wide.curves()[0]["series"][1]["points"][2][0] == pytest.approx(100 * 21 / 36)
     same = with_dims(found, 18).tables()[0]
@@ -217,7 +218,7 @@ def test_one_seed_claims_no_interval(done):
     assert found.tables()[0].notes[1].startswith("Mean and 95 % interval over 2 seeds; paired")
 
 
-def test_files_that_only_the_run_needed_are_gone(done):
+def test_files_that_only_the_run_needed_are_removed(done):
     _, runner, _ = done
     assert list((runner.folder / "state").iterdir()) == []
     assert {path.name for path in runner.folder.iterdir()} == {"state", "trials.jsonl"}
@@ -239,11 +240,11 @@ def test_a_second_run_trains_nothing(done, grid, monkeypatch):
 def test_without_steps_nothing_is_fine_tuned(tmp_path, monkeypatch):
     rates = trainings(monkeypatch)
     grid = Grid.of([TINY], ("random", "permutation"), search_seeds=1, training=ONCE)
-    (found,) = roi(grid, Runner(tmp_path), Prunings(shares=(0.5,), steps=0))
+    (found,) = roi(grid, Runner(tmp_path), Prunings(fractions=(0.5,), steps=0))
     assert rates == [TRAINING.lr]
     assert found.full[0]["tuned"] is found.methods["random"][0]["points"][0]["tuned"] is None
     assert [table.title.split(":")[0] for table in found.tables()] == [
-        "AUC difference by share of dimensions pruned, without fine-tuning",
+        "AUC difference by fraction of dimensions pruned, without fine-tuning",
         "Seconds of a search",
     ]
     assert len(found.curves()) == 1
@@ -291,15 +292,15 @@ def refuse(trial, seed, monkeypatch):
     monkeypatch.setattr(trial, "run", run)
 
 
-def test_a_failed_search_leaves_the_others_and_the_models_to_go_on_from(tmp_path, monkeypatch):
+def test_a_failed_search_leaves_the_others_and_the_models_to_resume_from(tmp_path, monkeypatch):
     grid = Grid.of([TINY], ("random", "shark"), search_seeds=2, training=ONCE)
-    prunings = Prunings(shares=(0.5,), steps=0)
+    prunings = Prunings(fractions=(0.5,), steps=0)
     with monkeypatch.context() as patch:
         refuse(RoiTrial, 1, patch)
         runner = Runner(tmp_path)
         (found,) = roi(grid, runner, prunings)
     assert (list(found.methods["random"]), list(found.methods["shark"])) == ([0], [0, 1])
-    assert list(runner.failures.values()) == ["tiny: prune by Random, seed 1: Not this one."]
+    assert list(runner.failures.values()) == ["tiny: prune by random, seed 1: Not this one."]
     assert len(list(tmp_path.glob("state/full-*.pt"))) == 2
     rates = trainings(monkeypatch)
     (again,) = roi(grid, Runner(tmp_path), prunings)
@@ -317,11 +318,11 @@ def test_pairs_stay_pairs_when_the_model_of_all_fields_fails_for_one_seed(
     (found,) = roi(
         Grid.of([TINY], ("random",), search_seeds=2, training=ONCE), Runner(tmp_path), PRUNINGS
     )
-    whole, *_ = done
+    complete, *_ = done
     assert (list(found.full), list(found.methods["random"])) == ([1], [1])
     own, full = (
-        whole.methods["random"][1]["points"][2]["pruned"]["auc"],
-        whole.full[1]["pruned"]["auc"],
+        complete.methods["random"][1]["points"][2]["pruned"]["auc"],
+        complete.full[1]["pruned"]["auc"],
     )
     assert found.differences("pruned")["random"][2].value == own - full
     assert len(found.tables()) == 3
@@ -337,7 +338,7 @@ def test_without_any_model_of_all_fields_there_is_nothing_to_compare_with(tmp_pa
     refuse(FullTrial, 0, monkeypatch)
     with pytest.raises(
         TorchleapError,
-        match="No model of all fields could be trained: tiny: train on all fields, seed 0: Not this",
+        match="No model of all fields could be trained: tiny: train on all fields, seed 0: Not",
     ):
         roi(Grid.of([TINY], ("random",), search_seeds=1, training=ONCE), Runner(tmp_path), PRUNINGS)
 
@@ -345,9 +346,9 @@ def test_without_any_model_of_all_fields_there_is_nothing_to_compare_with(tmp_pa
 @pytest.mark.parametrize(
     ("settings", "told"),
     [
-        ({"shares": (0.5, 1.0)}, "a share must be at least 0 and below 1, but is 1.0"),
-        ({"shares": (-0.1,)}, "a share must be at least 0 and below 1, but is -0.1"),
-        ({"shares": ()}, "expected at least one share to prune, but found none"),
+        ({"fractions": (0.5, 1.0)}, r"each a number of at least 0 and below 1\), but is \(0.5, 1"),
+        ({"fractions": (-0.1,)}, r"each a number of at least 0 and below 1\), but is \(-0.1,"),
+        ({"fractions": ()}, "expected at least one fraction to prune, but found none"),
         ({"steps": -1}, "steps must be a whole number of at least 0, but is -1"),
         ({"steps": 1.5}, "steps must be a whole number of at least 0, but is 1.5"),
         ({"rate": 0}, "rate must be a number above 0, but is 0"),
@@ -358,9 +359,9 @@ def test_prunings_that_make_no_sense_are_refused(settings, told):
         Prunings(**settings)
 
 
-def test_a_killed_search_goes_on_with_the_model_that_was_lent(tmp_path, monkeypatch):
+def test_a_killed_search_resumes_with_the_model_that_was_lent(tmp_path, monkeypatch):
     data = TINY.load()
-    trial = RoiTrial(TINY, MODEL, TRAINING, Shark(), Prunings(shares=(0.5,), steps=0))
+    trial = RoiTrial(TINY, MODEL, TRAINING, Shark(), Prunings(fractions=(0.5,), steps=0))
 
     def killed(*_):
         raise KeyboardInterrupt

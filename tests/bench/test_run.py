@@ -25,8 +25,8 @@ def _nothing_done():
     DONE.clear()
 
 
-def told(folder, **settings):
-    """A runner, and what it tells."""
+def watched(folder, **settings):
+    """Return a runner, and the list that its progress is added to."""
     standings = []
     return Runner(folder, on_progress=standings.append, **settings), standings
 
@@ -41,7 +41,7 @@ def test_results_come_in_the_order_of_the_trials_and_each_is_done_once(tmp_path)
     assert len(lines_of(tmp_path)) == 4
 
 
-def test_the_store_tells_everything_that_determines_a_result(tmp_path):
+def test_the_store_contains_everything_that_determines_a_result(tmp_path):
     runner = Runner(tmp_path, threads=1)
     (trial,) = counted(7)
     runner.run([trial])
@@ -65,7 +65,7 @@ def test_other_threads_are_other_trials_and_the_process_gets_its_own_back(tmp_pa
     assert (DONE, torch.get_num_threads()) == ([1, 1], before)
 
 
-def test_the_state_of_a_trial_is_there_while_it_runs_and_gone_after_success(tmp_path):
+def test_the_state_of_a_trial_exists_while_it_runs_and_is_removed_after_success(tmp_path):
     Runner(tmp_path).run(counted(1, 2))
     assert DONE == [1, 2]
     assert list((tmp_path / "state").iterdir()) == []
@@ -85,6 +85,8 @@ def test_what_a_kill_left_of_the_state_of_a_finished_trial_is_removed(tmp_path):
 class Weak(Counted):
     """Fails where told to."""
 
+    kind = "weak"
+
     def run(self, found, state):
         result = super().run(found, state)
         if self.number in BROKEN:
@@ -99,7 +101,7 @@ def weak(*numbers):
     return [Weak(TINY, MODEL, TRAINING, number) for number in numbers]
 
 
-def test_a_failure_is_told_does_not_end_the_others_and_is_tried_again(tmp_path, monkeypatch):
+def test_a_failure_is_reported_does_not_end_the_others_and_is_tried_again(tmp_path, monkeypatch):
     monkeypatch.setitem(BROKEN, 2, TorchleapError("There is no field 'x'."))
     runner = Runner(tmp_path)
     assert runner.run(weak(1, 2, 3)) == [{"double": 2}, None, {"double": 6}]
@@ -112,14 +114,14 @@ def test_a_failure_is_told_does_not_end_the_others_and_is_tried_again(tmp_path, 
     assert list((tmp_path / "state").iterdir()) == []
 
 
-def test_failures_of_the_same_title_are_all_told(tmp_path, monkeypatch):
+def test_failures_of_the_same_title_are_all_reported(tmp_path, monkeypatch):
     monkeypatch.setitem(BROKEN, 1, TorchleapError("Broken."))
     runner = Runner(tmp_path)
     runner.run([*weak(1), replace(weak(1)[0], training=replace(TRAINING, lr=0.1))])
     assert list(runner.failures.values()) == ["double 1: Broken."] * 2
 
 
-def test_a_result_that_is_no_number_is_a_failure_and_not_kept(tmp_path, monkeypatch):
+def test_a_result_that_is_not_a_number_is_a_failure_and_not_kept(tmp_path, monkeypatch):
     monkeypatch.setattr(
         Counted,
         "run",
@@ -128,7 +130,8 @@ def test_a_result_that_is_no_number_is_a_failure_and_not_kept(tmp_path, monkeypa
     runner = Runner(tmp_path)
     assert runner.run(counted(1, 2)) == [None, {"scores": {"a": 0.5}}]
     assert list(runner.failures.values()) == [
-        "double 1: Expected finite numbers as a result, but found NaN or infinity."
+        "double 1: Expected finite numbers, text, lists and dicts, "
+        "but result.scores.a is nan, of type float."
     ]
     assert len(lines_of(tmp_path)) == 1
 
@@ -150,7 +153,7 @@ def test_whatever_ends_a_run_finished_trials_are_kept(tmp_path, monkeypatch, err
 def test_where_it_stands_and_the_time_left(tmp_path, monkeypatch):
     ticks = iter(range(0, 1000, 10))
     monkeypatch.setattr(running.time, "monotonic", lambda: next(ticks))  # 10 seconds a trial
-    runner, standings = told(tmp_path)
+    runner, standings = watched(tmp_path)
     runner.run(counted(1, 2, 3), to_come=4)
     assert [(s.done, s.total, s.running) for s in standings] == [
         (0, 3, ("double 1",)),
@@ -168,7 +171,7 @@ def test_where_it_stands_and_the_time_left(tmp_path, monkeypatch):
 
 
 def test_the_time_left_is_reckoned_by_kind_of_trial(tmp_path, monkeypatch):
-    runner, standings = told(tmp_path)
+    runner, standings = watched(tmp_path)
     monkeypatch.setattr(
         running,
         "attempt",
@@ -231,7 +234,7 @@ def without_seconds(results):
     ]
 
 
-def test_two_processes_find_the_same_as_one_and_tell_failures(tmp_path, two_cores):
+def test_two_processes_find_the_same_as_one_and_report_failures(tmp_path, two_cores):
     names = TINY.load().task.fields.names
     trials = [
         SearchTrial(TINY, MODEL, TRAINING, Random()),
@@ -240,7 +243,7 @@ def test_two_processes_find_the_same_as_one_and_tell_failures(tmp_path, two_core
         RetrainTrial(TINY, MODEL, replace(TRAINING, seed=1), None),
     ]
     before = {name: os.environ.get(name) for name in THREADS}
-    (alone, _), (both, standings) = told(tmp_path / "alone"), told(tmp_path / "both", jobs=2)
+    (alone, _), (both, standings) = watched(tmp_path / "alone"), watched(tmp_path / "both", jobs=2)
     found = both.run(trials)
     assert without_seconds(found) == without_seconds(alone.run(trials))
     assert [result is None for result in found] == [False, False, True, False]
@@ -255,7 +258,8 @@ def test_two_processes_find_the_same_as_one_and_tell_failures(tmp_path, two_core
 SLOW = """
 import os, sys, time
 from dataclasses import dataclass
-from torchleap.bench import Runner, running
+from torchleap.bench import Runner
+from torchleap.bench import run as running
 from tests.bench.tiny import MODEL, TINY, TRAINING, Counted
 
 @dataclass(frozen=True)
@@ -288,6 +292,7 @@ def test_workers_end_when_the_run_is_killed(tmp_path):
     finally:
         first.send_signal(signal.SIGKILL)
         first.wait(10)
+    assert worker
     assert until(lambda: not alive(worker))
 
 

@@ -31,7 +31,7 @@ def done(grid, tmp_path_factory):
 
 
 def slowly(grid, data, method, share, search_seed, retrain_seed):
-    """The test metrics of one pair of seeds, and the kept fields, from the library's own functions."""
+    """Return the test metrics of a pair of seeds, and the kept fields, by search and retrain."""
     training = grid.training_for(data, 0)
     selection = None
     if method != "none":
@@ -74,13 +74,13 @@ def test_equal_sets_of_fields_are_trained_once(grid, done):
                 for share in SHARES
             }
             wanted |= {(name, fields, seed) for fields in kept for seed in range(2)}
-    settings = [r["settings"] for r in records if r["settings"]["trial"] == "RetrainTrial"]
+    settings = [r["settings"] for r in records if r["settings"]["trial"] == "retrain"]
     found = Counter(
         (s["data"]["name"], s["kept"] and tuple(s["kept"]), s["training"]["seed"]) for s in settings
     )
     assert found == Counter(wanted)
     assert (
-        sum(r["settings"]["trial"] == "SearchTrial" for r in records) == 2 * 3 * 2
+        sum(r["settings"]["trial"] == "search" for r in records) == 2 * 3 * 2
     )  # none is not searched for
     assert len(wanted) < 2 * (3 * 2 * 2 + 1) * 2  # some are shared, or this shows nothing
 
@@ -111,7 +111,7 @@ def test_tables_show_means_verdicts_and_the_summary(done):
         "Test AUC, 15% of the fields kept, wide_deep",
         "Test log loss, 50% of the fields kept, wide_deep",
         "Test log loss, 15% of the fields kept, wide_deep",
-        "F1 on useful fields, 2 data sets of which the truth is known, wide_deep",
+        "F1 on useful fields, 2 data sets with known ground truth, wide_deep",
         "Seconds of a search, wide_deep",
     ]
     table = table_named(result, "AUC, 15%")
@@ -156,17 +156,20 @@ def made(samples, grid=None, metric="auc"):
         (
             2,
             1,
-            "Mean and 95 % interval over 2 search seeds x 1 retrain seed; seeds that led to the same fields count as one run.",
+            "Mean and 95 % interval over 2 search seeds x 1 retrain seed; "
+            "seeds that led to the same fields count as one run.",
         ),
         (
             1,
             3,
-            "Mean and 95 % interval over 1 search seed x 3 retrain seeds; seeds that led to the same fields count as one run.",
+            "Mean and 95 % interval over 1 search seed x 3 retrain seeds; "
+            "seeds that led to the same fields count as one run.",
         ),
         (
             1,
             1,
-            "1 search seed x 1 retrain seed: one run each, so there is no interval, and no lead counts as one.",
+            "1 search seed x 1 retrain seed: one run each, so there is no interval, "
+            "and no lead counts as one.",
         ),
     ],
 )
@@ -244,9 +247,9 @@ def test_a_method_whose_search_fails_is_shown_as_a_dash_and_the_others_are_there
     assert cells(table_named(result, "F1"))["lasso"] == ["-", "-"]
     assert (
         table_named(result, "F1").title
-        == "F1 on useful fields, 1 data set of which the truth is known, wide_deep"
+        == "F1 on useful fields, 1 data set with known ground truth, wide_deep"
     )
-    assert list(runner.failures.values()) == ["tiny: search by Lasso, seed 0: Lasso cannot."]
+    assert list(runner.failures.values()) == ["tiny: search by lasso, seed 0: Lasso cannot."]
 
 
 def test_a_search_that_fails_for_one_seed_leaves_the_pairs_of_the_other(monkeypatch, tmp_path):
@@ -264,7 +267,7 @@ def test_a_search_that_fails_for_one_seed_leaves_the_pairs_of_the_other(monkeypa
     assert (list(found["none"]), list(found["random"])) == ([(0, 0), (1, 0)], [(1, 0)])
 
 
-def test_a_second_run_does_nothing_anew_and_a_larger_one_only_what_is_missing(
+def test_a_second_run_does_nothing_again_and_a_larger_one_only_what_is_missing(
     grid, done, monkeypatch
 ):
     result, runner = done
@@ -275,7 +278,7 @@ def test_a_second_run_does_nothing_anew_and_a_larger_one_only_what_is_missing(
     larger = Grid.of([TINY], ("random",), shares=SHARES, retrain_seeds=3, training=ONCE)
     search_retrain(larger, Runner(runner.folder))
     added = [json.loads(line)["settings"] for line in lines_of(runner.folder)[len(before) :]]
-    assert {(s["trial"], s["training"]["seed"]) for s in added} == {("RetrainTrial", 2)}
+    assert {(s["trial"], s["training"]["seed"]) for s in added} == {("retrain", 2)}
     assert lines_of(runner.folder)[: len(before)] == before
 
 

@@ -43,7 +43,7 @@ def test_read_sets_have_no_seed(kind):
     assert named(kind) == [Recipe(kind, kind)]
     with pytest.raises(
         TorchleapError,
-        match=f"{kind} is not made, so it has no seed: expected {kind}, but found '{kind}@1'",
+        match=f"{kind} is not synthetic, so it has no seed: expected {kind}, but found '{kind}@1'",
     ):
         named(f"{kind}@1")
 
@@ -135,7 +135,7 @@ def test_public_sets_need_a_place(monkeypatch, tmp_path):
     monkeypatch.delenv("TORCHLEAP_DATA", raising=False)
     with pytest.raises(
         TorchleapError,
-        match="census is not made but read: say where it lies, with --folder or the environment",
+        match="census is read from files: give their folder by --folder or by the environment",
     ):
         Recipe("census", "census").load()
     looked = []

@@ -43,7 +43,7 @@ def half_width(mean):
 
 
 def error_by_loops(values, weights):
-    """The weighted mean and the square of its standard error, in exact fractions, from the formulas of the docs."""
+    """Return the weighted mean and its squared standard error, in exact fractions."""
     runs, total = len(values), Fraction(sum(weights))
     mean = (
         sum(weight * Fraction(value) for value, weight in zip(values, weights, strict=True)) / total
@@ -240,7 +240,7 @@ def test_the_adjusted_p_decides_the_verdict():
 
 
 def holm_by_definition(p):
-    """Adjusted p of a test: the greatest of (tests left) * p over the tests that are at least as clear."""
+    """Return the greatest of (tests left) * p over the tests that are at least as clear."""
     known = sorted(value for value in p if not math.isnan(value))
     return [
         max(
@@ -322,7 +322,7 @@ def test_polarisation_counts_its_borders():
                 },
                 "b",
             ),
-            "share none: 'a', 'c'. Run",
+            "have none: 'a', 'c'. Run",
         ),
         (
             lambda: compare({"a": {1: Sample("same", 0.1)}, "b": {1: Sample("same", 0.2)}}, "b"),
@@ -330,7 +330,7 @@ def test_polarisation_counts_its_borders():
         ),
         (
             lambda: compare({"a": by_seed("a", [0.1])}, "a", alpha=5),
-            "alpha must be between 0 and 1, but is 5",
+            "alpha must be a number above 0 and below 1, but is 5",
         ),
         (lambda: holm([0.5, 1.5]), "found 1.5"),
         (lambda: ranks({"a": 0.1, "b": math.nan}), "NaN: 'b'"),
@@ -338,7 +338,10 @@ def test_polarisation_counts_its_borders():
         (lambda: mean_ranks({"a": {"x": 1.0}, "b": {"y": 1.0}}), "every method on"),
         (lambda: polarisation([]), "at least one gate"),
         (lambda: polarisation([0.5, 1.2]), "found 1.2"),
-        (lambda: polarisation([0.5], within=0.6), "within must be between 0 and 0.5, but is 0.6"),
+        (
+            lambda: polarisation([0.5], within=0.6),
+            "within must be a number from 0 to 0.5, but is 0.6",
+        ),
     ],
 )
 def test_bad_input_is_refused(call, message):

@@ -8,6 +8,7 @@ from torchleap.bench import DataSet, Grid, Runner, Stepwise, record_of, stepwise
 from torchleap.bench.statistics import Mean
 from torchleap.bench.stepwise import utility
 from torchleap.bench.trials import RetrainTrial, SearchTrial
+from torchleap.objectives import METRICS
 
 from .tiny import ONCE, TINY
 
@@ -142,7 +143,7 @@ def test_labels_differences_and_metrics_of_the_steps(trained, grid, tmp_path):
     assert "Polarisation: 50% of the gates" in table.notes[2]  # 0.99 and six of 0.01, of 14
 
 
-def test_one_seed_says_what_its_labels_rest_on(trained, tmp_path):
+def test_one_seed_is_named_as_the_basis_of_its_labels(trained, tmp_path):
     (found,) = stepwise(Grid.of([TINY], "leap", retrain_seeds=1, training=ONCE), Runner(tmp_path))
     (table,) = found.tables()
     assert "±" not in table.text()
@@ -190,7 +191,7 @@ def test_many_gates_become_quantiles_and_a_report_shows_them(trained, grid, tmp_
 def few(count):
     gates = {f"field {n}": [1.0, n / 100] for n in range(count)}
     return Stepwise(
-        DataSet("made", None, 32), "mlp", "auc", (), {"steps": [1, 2], "gates": gates}, 3
+        DataSet("made", None, 32), "mlp", METRICS["auc"], (), {"steps": [1, 2], "gates": gates}, 3
     )
 
 

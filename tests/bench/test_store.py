@@ -101,9 +101,7 @@ def test_a_second_writer_is_refused_and_a_reader_is_not(path):
     first, second = filled(path, "a"), Store(path)
     with first.writing():
         with (
-            pytest.raises(
-                TorchleapError, match="Another run is writing to .*trials.jsonl. Wait for it"
-            ),
+            pytest.raises(TorchleapError, match="Another run is writing to .*deep. Wait for it"),
             second.writing(),
         ):
             pass
@@ -130,7 +128,7 @@ def test_a_writer_that_was_killed_holds_nothing(path):
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_no_number_is_refused_before_anything_is_written(path, value):
+def test_a_value_that_is_not_a_number_is_refused_before_anything_is_written(path, value):
     store = filled(path, "a")
     before = path.read_bytes()
     with store.writing(), pytest.raises(ValueError, match="not JSON compliant"):

@@ -114,7 +114,7 @@ def test_markdown_keeps_the_cells_of_every_row_whatever_their_text(table):
 
 @given(TABLES)
 def test_markdown_has_no_bare_pipe_in_a_cell(table):
-    """For readers that split at every pipe without a backslash before it, and for those that know escaped backslashes."""
+    """Some readers split at every pipe without a backslash; others know escaped backslashes."""
     grid = [line for line in table.markdown().split("\n")[2:] if line.startswith("| ")][
         : len(table.rows) + 2
     ]
@@ -133,7 +133,7 @@ def test_a_pipe_and_a_backslash_come_back_as_they_were():
     assert "<td>c\\</td>" in html
 
 
-def test_latex_is_a_whole_table_with_the_rules_of_booktabs():
+def test_latex_is_a_complete_table_with_the_rules_of_booktabs():
     assert EXAMPLE.latex() == "\n".join(
         [
             r"\begin{table}[tbp]",
@@ -165,7 +165,7 @@ def test_latex_escapes_each_special_character():
 
 
 @given(TABLES)
-def test_latex_says_what_the_cells_say_whatever_their_text(table):
+def test_latex_prints_the_cells_whatever_their_text(table):
     shown = table.record()
     found = [cells_of_latex(row) for row in body_of_latex(table.latex())]
     assert found == [shown["columns"], *shown["rows"]]
@@ -201,7 +201,7 @@ def test_differences_are_written_with_their_sign():
     assert signed(Mean(0.00001, math.nan, math.nan, 1)) == "0.0000"
 
 
-def test_write_tables_leaves_three_whole_files(tmp_path):
+def test_write_tables_leaves_three_complete_files(tmp_path):
     other = Table("Other", ("a",), ((1,),))
     write_tables([EXAMPLE, other], tmp_path / "new" / "folder", "auc.50")
     folder = tmp_path / "new" / "folder"

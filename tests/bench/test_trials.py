@@ -1,15 +1,15 @@
 import json
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from torchleap.bench import Prunings, Recipe
-from torchleap.bench.roi import FullTrial, RoiTrial
-from torchleap.bench.trials import RetrainTrial, SearchTrial
-from torchleap.methods import Lasso, LeAPMethod, Permutation, Random, Shark
-from torchleap.models import benchmark
+from torchleap.bench.prune import FullTrial, RoiTrial
+from torchleap.bench.trials import RetrainTrial, SearchTrial, registered_name
+from torchleap.methods import METHODS, Lasso, LeAPMethod, Permutation, Random, Shark
+from torchleap.models import MODELS, benchmark
 
 from .tiny import MODEL, TINY, TRAINING, WORLD
 
@@ -70,9 +70,35 @@ TRIALS = {
     "fewer": replace(RETRAIN, kept=("main_dense_1",)),
     "others": replace(RETRAIN, kept=("main_dense_1", "copy_4")),
     "all fields": replace(RETRAIN, kept=None),
-    "prunings": replace(ROI, prunings=Prunings(shares=(0.5,))),
+    "prunings": replace(ROI, prunings=Prunings(fractions=(0.5,))),
     "steps": replace(ROI, prunings=Prunings(steps=0)),
 }
+
+
+def test_keys_contain_names_of_registries_in_place_of_those_of_classes(data):
+    settings = [trial.settings(data, 1) for trial in TRIALS.values()]
+    assert {one["trial"] for one in settings} == {"search", "retrain", "roi", "full"}
+    assert {one["method"]["is"] for one in settings if "method" in one} <= set(METHODS)
+    assert {one["model"]["is"] for one in settings} <= set(MODELS)
+    assert all("is" not in one["training"] for one in settings)
+
+
+def test_a_renamed_class_keeps_its_key(data, monkeypatch):
+    @dataclass(frozen=True)
+    class Renamed(Random):
+        pass
+
+    before = key(replace(SEARCH, method=Random()), data)
+    monkeypatch.setitem(METHODS, "random", Renamed)
+    assert key(replace(SEARCH, method=Renamed()), data) == before
+
+
+def test_a_method_outside_of_the_registry_is_named_by_its_class():
+    @dataclass(frozen=True)
+    class Mine(Random):
+        pass
+
+    assert registered_name(Mine()) == "Mine"
 
 
 def test_whatever_determines_a_result_changes_its_key(data):

@@ -1,4 +1,4 @@
-"""A world that is drawn and learnt within a blink, and trials that count how often they are done."""
+"""A small data set that is drawn and learned at once, and trials that count their runs."""
 
 from dataclasses import dataclass
 
@@ -27,6 +27,8 @@ DONE = []  # the numbers of the counted trials, each time that one is done
 @dataclass(frozen=True)
 class Counted(Trial):
     """Doubles its number."""
+
+    kind = "counted"
 
     number: int
 

@@ -1,4 +1,4 @@
-"""torchleap bench, by running it: from options and from a file, killed and gone on with."""
+"""torchleap bench, by running it: from options and from a file, killed and continued."""
 
 import json
 import os
@@ -70,7 +70,7 @@ ALONE = (
 )  # in this process, where a test can see and change things; processes are tested in tests/bench
 
 
-def said(capsys, *words, code=0):
+def printed(capsys, *words, code=0):
     found = cli.main([str(word) for word in words])
     out, err = capsys.readouterr()
     assert found == code, err
@@ -79,7 +79,7 @@ def said(capsys, *words, code=0):
 
 def refused(capsys, *words):
     """The one sentence that bad input gives."""
-    out, err = said(capsys, *words, code=2)
+    out, err = printed(capsys, *words, code=2)
     assert (out, len(err.splitlines())) == ("", 1), (out, err)
     return err.strip()
 
@@ -89,7 +89,7 @@ def refused(capsys, *words):
     [
         (
             ["bench"],
-            "Example: torchleap bench --data ml-1m --methods all --shares 0.5,0.25 --out bench --jobs 2",
+            "Example: torchleap bench --data ml-1m --methods all --shares 0.5,0.25 --out bench",
         ),
         (["bench", "stepwise"], "Example: torchleap bench stepwise --data ml-1m --out bench"),
         (
@@ -99,7 +99,7 @@ def refused(capsys, *words):
     ],
 )
 def test_help_shows_an_example(capsys, words, example):
-    out, _ = said(capsys, *words, "--help")
+    out, _ = printed(capsys, *words, "--help")
     assert example in " ".join(out.split())
     assert "--jobs" in out
     if words == ["bench"]:
@@ -135,7 +135,7 @@ def test_help_shows_an_example(capsys, words, example):
         ),
         (
             ["bench", "--data", "truth@0", "--shares", "2", "--out", "OUT"],
-            "a share must be above 0 and up to 1, but is 2.0",
+            "share must lie above 0 and not above 1, but is 2.0",
         ),
         (
             ["bench", "--data", "truth@0", "--shares", "", "--out", "OUT"],
@@ -163,11 +163,11 @@ def test_help_shows_an_example(capsys, words, example):
         ),
         (
             ["bench", "--data", "census", "--out", "OUT"],
-            "census is not made but read: say where it lies, with --folder",
+            "census is read from files: give their folder by --folder",
         ),
         (
             ["bench", "roi", "--pruned", "1.5", "--out", "OUT"],
-            "a share must be at least 0 and below 1, but is 1.5",
+            "--pruned must be a tuple (each a number of at least 0 and below 1), but is (1.5,)",
         ),
         (
             ["bench", "roi", "--schedule", "steep", "--out", "OUT"],
@@ -193,7 +193,7 @@ def test_help_shows_an_example(capsys, words, example):
                 "--out",
                 "OUT",
             ],
-            "Expected --data without --rows, --dims, but found both. The log is made only without --data",
+            "Expected --data without --rows, --dims, but found both. The log is made only without",
         ),
     ],
 )
@@ -208,7 +208,7 @@ def test_bad_input_is_one_sentence_and_leaves_nothing(
 
 
 def test_a_run_prints_the_tables_and_writes_them_four_ways(place, capsys):
-    out, err = said(
+    out, err = printed(
         capsys, "bench", "--grid", place / "small.toml", "--out", place / "new" / "out", *ALONE
     )
     folder = place / "new" / "out"
@@ -229,7 +229,7 @@ def test_a_run_prints_the_tables_and_writes_them_four_ways(place, capsys):
     assert record["settings"]["training"] == {"epochs": 2}
     assert len(record["tables"]) == 6
     lines = err.splitlines()
-    assert lines[0].split(maxsplit=1) == ["0/4", "tiny: search by Random, seed 0"]
+    assert lines[0].split(maxsplit=1) == ["0/4", "tiny: search by random, seed 0"]
     assert (
         sum(" s left " in line for line in lines) == len(lines) - 1
     )  # known from the first trial on
@@ -238,7 +238,7 @@ def test_a_run_prints_the_tables_and_writes_them_four_ways(place, capsys):
 
 def test_json_can_be_parsed_and_is_all_that_is_printed(place, capsys):
     words = ("bench", "--grid", place / "small.toml", "--out", place / "json", "--json", *ALONE)
-    out, err = said(capsys, *words)
+    out, err = printed(capsys, *words)
     content = json.loads(out)
     assert (content.keys(), content["failures"], err) == ({"tables", "curves", "failures"}, [], "")
     assert content["tables"] == json.loads((place / "json" / "report.json").read_text())["tables"]
@@ -271,7 +271,7 @@ def test_own_files_and_options(place, capsys):
         "--quiet",
         *ALONE,
     ]
-    out, err = said(capsys, "bench", "--data", place / "clicks.csv", *words)
+    out, err = printed(capsys, "bench", "--data", place / "clicks.csv", *words)
     assert err == ""
     assert out.startswith("Test AUC, 70% of the fields kept, mlp\n\nmethod")
     assert "Test GAUC, 70% of the fields kept, mlp" in out
@@ -280,25 +280,25 @@ def test_own_files_and_options(place, capsys):
         json.loads(line)["settings"]
         for line in (place / "own" / "trials.jsonl").read_text().splitlines()
     ]
-    assert [s["trial"] for s in settings] == ["SearchTrial"] + ["RetrainTrial"] * 4
+    assert [s["trial"] for s in settings] == ["search"] + ["retrain"] * 4
     assert {
         (s["training"]["batch"], s["training"]["epochs"], s["training"]["metric"]) for s in settings
     } == {(64, 1, "gauc")}
 
 
-def test_a_failure_is_told_beside_the_table(place, capsys, monkeypatch):
+def test_a_failure_is_reported_beside_the_table(place, capsys, monkeypatch):
     def refuse(*_):
         raise TorchleapError("Not today.")
 
     monkeypatch.setattr(Random, "score", refuse)
     words = ("bench", "--grid", place / "small.toml", "--out", place / "failed", *ALONE)
-    out, err = said(capsys, *words, "--quiet", code=1)
+    out, err = printed(capsys, *words, "--quiet", code=1)
     assert err.splitlines() == [
-        *(f"Failed: tiny: search by Random, seed {seed}: Not today." for seed in range(2)),
+        *(f"Failed: tiny: search by random, seed {seed}: Not today." for seed in range(2)),
         "2 trials failed, so the tables have gaps; the same command tries again.",
     ]
     assert {path.name for path in (place / "failed").iterdir()} == FILES
-    assert len(json.loads(said(capsys, *words, "--json", code=1)[0])["failures"]) == 2
+    assert len(json.loads(printed(capsys, *words, "--json", code=1)[0])["failures"]) == 2
     assert next(line.split() for line in out.splitlines() if line.startswith("random")) == [
         "random",
         "-",
@@ -333,7 +333,7 @@ def test_a_grid_and_options_that_it_would_pass_over_are_refused(
     assert not (place / "never").exists()
 
 
-def test_options_that_a_grid_does_not_say_go_with_it(place, capsys):
+def test_options_that_a_grid_does_not_contain_can_be_given_with_it(place, capsys):
     words = (
         "--grid",
         place / "small.toml",
@@ -346,21 +346,21 @@ def test_options_that_a_grid_does_not_say_go_with_it(place, capsys):
         "--threads",
         "1",
     )
-    out, _ = said(capsys, "bench", "roi", *words, "--folder", place, "--json", *ALONE)
+    out, _ = printed(capsys, "bench", "roi", *words, "--folder", place, "--json", *ALONE)
     assert [row[0] for row in json.loads(out)["tables"][0]["rows"]] == ["30%"]
 
 
-def test_control_c_says_how_to_go_on(place, capsys, monkeypatch):
+def test_control_c_prints_how_to_continue(place, capsys, monkeypatch):
     def interrupted(*_):
         raise KeyboardInterrupt
 
     words = ("bench", "--grid", place / "small.toml", "--out", place / "broken", "--quiet", *ALONE)
     with monkeypatch.context() as patch:
         patch.setattr(RetrainTrial, "run", interrupted)
-        out, err = said(capsys, *words, code=130)
+        out, err = printed(capsys, *words, code=130)
     assert (out, err) == ("", "Finished trials are saved; the same command continues.\n")
     assert len((place / "broken" / "trials.jsonl").read_text().splitlines()) == 4
-    assert "Test AUC" in said(capsys, *words)[0]
+    assert "Test AUC" in printed(capsys, *words)[0]
 
 
 def start(place, *words):
@@ -397,13 +397,13 @@ def without_seconds(text):
     return tables
 
 
-def test_a_killed_run_goes_on_where_it_was_and_comes_to_the_same_end(place, capsys):
+def test_a_killed_run_resumes_and_comes_to_the_same_end(place, capsys):
     words = ("bench", "--grid", "grid.toml", "--out", "killed", *ALONE)
     first = killed_after(2, place, *words)  # among the searches
     second = killed_after(10, place, *words)  # among the trainings
     whole = [content[: content.rfind(b"\n") + 1] for content in (first, second)]
     assert start(place, *words).wait(120) == 0
-    said(
+    printed(
         capsys,
         "bench",
         "--grid",
@@ -483,7 +483,7 @@ def test_stepwise_from_the_command_line(place, capsys):
         "--quiet",
         *ALONE,
     ]
-    out, _ = said(capsys, "bench", "stepwise", "--data", place / "clicks.csv", *words)
+    out, _ = printed(capsys, "bench", "stepwise", "--data", place / "clicks.csv", *words)
     assert out.startswith("Stepwise validation of the gates: clicks, wide_deep\n\nstep")
     assert out.count("retained") + out.count("suppressed") == 3
     assert {path.name for path in (place / "steps").iterdir()} == FILES
@@ -522,7 +522,7 @@ def test_roi_from_the_command_line(place, capsys, monkeypatch, seeds):
         place / f"roi{seeds}",
         *ALONE,
     ]
-    out, err = said(capsys, "bench", "roi", *words, "--json")
+    out, err = printed(capsys, "bench", "roi", *words, "--json")
     content = json.loads(out)
     assert (err, content["failures"]) == ("", [])
     assert [table["columns"][2:] for table in content["tables"][:2]] == [
@@ -577,8 +577,8 @@ def test_two_jobs_share_the_cores(place, capsys, monkeypatch):
         "2",
     )
     assert (
-        told
-        == "2 jobs of 2 threads each are more than this machine's 2 cores. Give fewer jobs or threads."
+        told == "2 jobs of 2 threads each are more than this machine's 2 cores. "
+        "Give fewer jobs or threads."
     )
 
 

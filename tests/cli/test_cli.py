@@ -107,7 +107,7 @@ def test_a_name_of_a_column_may_hold_a_comma(tmp_path):
         (["data", "convert"], ["--names"]),
     ],
 )
-def test_the_help_of_every_list_tells_how_to_give_a_name_with_a_comma(words, options):
+def test_the_help_of_every_list_explains_how_to_give_a_name_with_a_comma(words, options):
     told = " ".join(run(*words, "--help").stdout.split()).split(" --")
     for option in options:
         (own,) = [text for text in told if text.startswith(f"{option[2:]} <str>")]
@@ -127,7 +127,7 @@ def test_the_label_may_be_a_rating_or_a_word(tmp_path):
     )
 
 
-def test_convert_says_what_it_wrote(clicks, tmp_path):
+def test_convert_prints_the_file_and_its_size(clicks, tmp_path):
     result = run("data", "convert", clicks, tmp_path / "out.parquet")
     assert (result.exit_code, result.stdout) == (
         0,
@@ -151,7 +151,7 @@ def test_convert_overwrites_only_by_force(clicks, tmp_path, capsys):
     assert out.read_text().splitlines()[0] == "click,city,[red]x,price"
 
 
-def test_make_says_what_was_made_and_what_to_do_next(tmp_path):
+def test_make_prints_the_file_and_the_next_command(tmp_path):
     out = tmp_path / "log.parquet"
     result = run(
         "data", "make", "industrial", out, "--rows", "500", "--fields", "40", "--dims", "400"
@@ -238,7 +238,9 @@ def test_a_mistake_of_ours_shows_its_traceback(clicks, monkeypatch, capsys):
     assert told.endswith("please report it with the lines above.\n")
 
 
-def test_a_folder_that_cannot_be_written_to_is_told_in_one_sentence(clicks, monkeypatch, capsys):
+def test_a_folder_that_cannot_be_written_to_is_reported_in_one_sentence(
+    clicks, monkeypatch, capsys
+):
     def refused(*_, **__):
         raise PermissionError(13, "Permission denied", "/root/out.parquet")
 
@@ -260,14 +262,17 @@ def test_a_missing_package_of_data_gives_the_pip_line(clicks, monkeypatch, capsy
 
 
 @pytest.mark.parametrize("package", ["typer", "rich"])
-def test_without_typer_or_rich_the_command_says_what_to_install(package):
-    code = f"import sys; sys.modules[{package!r}] = None; from torchleap.cli import main; sys.exit(main([]))"
+def test_without_typer_or_rich_the_command_prints_the_line_that_installs_it(package):
+    code = (
+        f"import sys; sys.modules[{package!r}] = None; "
+        "from torchleap.cli import main; sys.exit(main([]))"
+    )
     result = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=False
     )
     assert (result.returncode, result.stdout) == (2, "")
     assert result.stderr.startswith("The command line needs the package")
-    assert result.stderr.endswith("pip install 'torchleap[cli]'\n")
+    assert result.stderr.endswith("pip install 'torchleap[cli]'.\n")
 
 
 def test_version():

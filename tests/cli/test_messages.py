@@ -1,4 +1,4 @@
-"""Messages of the command line name its own options, are bounded, and hold no control characters."""
+"""Messages of the command line name its own options, are bounded, and are printable."""
 
 import pytest
 

@@ -1,8 +1,9 @@
-"""The benchmark: methods compared under one protocol, with a store of finished trials; the paper's three tables."""
+"""The benchmark: methods compared under one protocol, for the paper's three tables."""
 
 from .grid import Grid
+from .prune import Prunings
 from .record import record_of
-from .roi import Prunings, Roi, roi
+from .roi import Roi, roi
 from .run import Runner, Standing, cores
 from .search_retrain import SearchRetrain, search_retrain
 from .sets import DataSet, Recipe, file_recipe, industrial_recipe

@@ -1,6 +1,5 @@
 """The runner: trials in one process or several, each done once, its result kept in the store."""
 
-import json
 import multiprocessing
 import os
 import shutil
@@ -9,7 +8,7 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -20,27 +19,35 @@ from typing import Any, NamedTuple
 
 import torch
 
-from .._common.checks import is_whole, refuse_settings
+from .._common.checks import check_arguments, whole
 from .._common.errors import TorchleapError
+from .._common.plain import plain
 from .._common.text import plural
 from .sets import DataSet, Progress, Recipe
 from .store import Store
 from .trials import Trial
 
 STORE = "trials.jsonl"
-STATE = "state"  # checkpoints of trials that are not finished
+STATE = "state"  # the folder with the checkpoints of trials that are not finished
 MOST_THREADS = 1024
-THREADS = (
+THREADS = (  # variables of the environment that libraries read
     "OMP_NUM_THREADS",
     "MKL_NUM_THREADS",
     "OPENBLAS_NUM_THREADS",
     "POLARS_MAX_THREADS",
-)  # what libraries look at
+)
 
 
 @dataclass(frozen=True)
 class Standing:
-    """Where a run stands: trials of this stage, which ones run now, and the seconds left, for later stages too."""
+    """The progress of a run.
+
+    Attributes:
+        done: Trials of this stage that are done.
+        total: Trials of this stage.
+        running: Titles of the trials that are running.
+        left: Seconds left, for later stages too; None until a trial is done.
+    """
 
     done: int
     total: int
@@ -49,7 +56,7 @@ class Standing:
 
 
 class Outcome(NamedTuple):
-    """What became of a trial: its result, or a sentence about why there is none."""
+    """The outcome of a trial: its result, or a sentence about why there is none."""
 
     result: dict[str, Any] | None
     problem: str
@@ -57,15 +64,16 @@ class Outcome(NamedTuple):
 
 
 class Runner:
-    """Does trials, unless the store has their results already.
+    """Runs trials whose results are not in the store.
 
     Args:
-        folder: For the store, and for the checkpoints of unfinished trials.
-        jobs: Trials at a time, each in a process of its own; 1 is in this one.
-        threads: Of each trial; they belong to what determines a result, since sums in another order round otherwise.
-        sets: Where the public data sets lie.
-        on_progress: Is told where the run stands.
-        reading: Is told about data that is read or made.
+        folder: The folder for the store and for the checkpoints of unfinished trials.
+        jobs: Trials that run at the same time, each in a process of its own; 1 is this process.
+        threads: Threads per trial. They are a setting of a trial, since sums in another order
+            round differently.
+        sets: The folder with the public data sets; None is that of TORCHLEAP_DATA.
+        on_progress: Called with the progress whenever it changes.
+        reading: Called with the progress of data that is read or made.
     """
 
     def __init__(
@@ -78,173 +86,179 @@ class Runner:
         on_progress: Callable[[Standing], None] = lambda standing: None,
         reading: Progress | None = None,
     ) -> None:
-        rules = {"jobs": jobs, "threads": threads}
-        refuse_settings(
-            {
-                f"{n} must be a whole number of at least 1, but is {v!r}": is_whole(v) and v >= 1
-                for n, v in rules.items()
-            }
-        )
+        check_arguments(jobs=whole(jobs, at_least=1), threads=whole(threads, at_least=1))
         if jobs * threads > max(cores(), min(threads, MOST_THREADS)):
             raise TorchleapError(
-                f"{plural(jobs, 'job')} of {plural(threads, 'thread')} each are more than this machine's "
-                f"{plural(cores(), 'core')}. Give fewer jobs or threads."
+                f"{plural(jobs, 'job')} of {plural(threads, 'thread')} each are more than "
+                f"this machine's {plural(cores(), 'core')}. Give fewer jobs or threads."
             )
-        self.folder, self.jobs, self.threads = Path(folder), jobs, threads
+        self.folder = Path(folder)
+        self.jobs = jobs
+        self.threads = threads
         self.store = Store(self.folder / STORE)
-        self.failures: dict[
-            str, str
-        ] = {}  # which and why, by the key of the trial: two may have the same title
-        self._sets, self._on_progress, self._reading = sets, on_progress, reading
+        self.failures: dict[str, str] = {}  # by the key of the trial: two may have the same title
+        self._sets = sets
+        self._on_progress = on_progress
+        self._reading = reading
         self._data: dict[str, DataSet] = {}
-        self._seconds: dict[type[Trial], list[float]] = defaultdict(
-            list
-        )  # of the trials of this run, by kind
+        self._seconds: dict[type[Trial], list[float]] = defaultdict(list)  # of the trials done
 
     def data(self, recipe: Recipe) -> DataSet:
-        """A data set; it is read once."""
+        """Return a data set, which is read once."""
         if recipe.name not in self._data:
             self._data[recipe.name] = recipe.load(self._sets, self._reading)
         return self._data[recipe.name]
 
     def key(self, trial: Trial) -> str:
-        """The name of the training run behind a trial's result."""
+        """Return the key of a trial in the store."""
         return trial.key(self.data(trial.data), self.threads)
 
     def run(self, trials: Sequence[Trial], *, to_come: int = 0) -> list[dict[str, Any] | None]:
-        """The results of the trials, in their order; None for one that failed, about which `failures` tells.
+        """Return the results of the trials, in their order; None for one that is in `failures`.
 
         Args:
-            to_come: Trials of later stages, about: for the time left.
+            trials: The trials; those in the store do not run again.
+            to_come: About how many trials later stages have, for the time left.
         """
         keys = [self.key(trial) for trial in trials]
-        missing = {
-            key: trial for key, trial in zip(keys, trials, strict=True) if key not in self.store
-        }
-        for key in set(keys) - set(
-            missing
-        ):  # a kill may have come between the result and the removal of the state
-            shutil.rmtree(self.folder / STATE / key, ignore_errors=True)
-        if missing:
-            with self.store.writing():
-                missing = {
-                    key: trial for key, trial in missing.items() if key not in self.store
-                }  # another run may have done some
+        wanted = dict(zip(keys, trials, strict=True))
+        for key in wanted:
+            if key in self.store:  # a kill may have left its state
+                self._remove_state(key)
+        if not all(key in self.store for key in wanted):
+            with self.store.writing():  # which reads what another run has done since
+                missing = {key: one for key, one in wanted.items() if key not in self.store}
                 self._do(missing, to_come)
         return [self.store[key]["result"] if key in self.store else None for key in keys]
 
+    def _state(self, key: str) -> Path:
+        return self.folder / STATE / key
+
+    def _remove_state(self, key: str) -> None:
+        shutil.rmtree(self._state(key), ignore_errors=True)
+
     def _do(self, missing: Mapping[str, Trial], to_come: int) -> None:
-        states = {key: self.folder / STATE / key for key in missing}
         left = dict(missing)
         self._show(left, len(missing), to_come)
-        for key, outcome in (self._here if self.jobs == 1 else self._in_processes)(missing, states):
+        do = self._here if self.jobs == 1 else self._in_processes
+        for key, outcome in do(missing):
             trial = left.pop(key)
             if outcome.result is None:
                 self.failures[key] = f"{trial.title}: {outcome.problem}"
             else:
-                self.failures.pop(key, None)
-                self._seconds[type(trial)].append(outcome.seconds)
-                settings = trial.settings(self.data(trial.data), self.threads)
-                finished = datetime.now().isoformat(timespec="seconds")
-                self.store.add(
-                    key, {"finished": finished, "settings": settings, "result": outcome.result}
-                )
-                shutil.rmtree(states[key], ignore_errors=True)
+                self._keep(key, trial, outcome)
             self._show(left, len(missing), to_come)
 
+    def _keep(self, key: str, trial: Trial, outcome: Outcome) -> None:
+        """Store the result of a trial."""
+        self.failures.pop(key, None)
+        self._seconds[type(trial)].append(outcome.seconds)
+        record = {
+            "finished": datetime.now().isoformat(timespec="seconds"),
+            "settings": trial.settings(self.data(trial.data), self.threads),
+            "result": outcome.result,
+        }
+        self.store.add(key, record)
+        self._remove_state(key)
+
     def _show(self, left: Mapping[str, Trial], total: int, to_come: int) -> None:
-        running = tuple(trial.title for trial in list(left.values())[: self.jobs])
-        self._on_progress(
-            Standing(total - len(left), total, running, self._time_left(left, to_come))
-        )
+        running = tuple(trial.title for trial in islice(left.values(), self.jobs))
+        seconds = self._time_left(left, to_come)
+        self._on_progress(Standing(total - len(left), total, running, seconds))
 
     def _time_left(self, left: Mapping[str, Trial], to_come: int) -> float | None:
+        """Return about how many seconds are left, by the mean of each kind of trial."""
         known = [seconds for own in self._seconds.values() for seconds in own]
         if not known:
             return None
         usual = statistics.mean(known)
         means = {kind: statistics.mean(own) for kind, own in self._seconds.items()}
-        return (
-            sum(means.get(type(trial), usual) for trial in left.values()) + to_come * usual
-        ) / self.jobs
+        total = sum(means.get(type(trial), usual) for trial in left.values()) + to_come * usual
+        return total / self.jobs
 
-    def _here(
-        self, trials: Mapping[str, Trial], states: Mapping[str, Path]
-    ) -> Iterator[tuple[str, Outcome]]:
+    def _here(self, trials: Mapping[str, Trial]) -> Iterator[tuple[str, Outcome]]:
+        """Run the trials in this process, and yield their outcomes by key."""
         before = torch.get_num_threads()
         torch.set_num_threads(self.threads)
         try:
             for key, trial in trials.items():
-                yield key, attempt(trial, self.data(trial.data), states[key])
+                yield key, attempt(trial, self.data(trial.data), self._state(key))
         finally:
             torch.set_num_threads(before)
 
-    def _in_processes(
-        self, trials: Mapping[str, Trial], states: Mapping[str, Path]
-    ) -> Iterator[tuple[str, Outcome]]:
-        context = multiprocessing.get_context("spawn")  # torch's threads do not survive a fork
+    def _in_processes(self, trials: Mapping[str, Trial]) -> Iterator[tuple[str, Outcome]]:
+        """Run the trials in processes of their own, and yield their outcomes by key."""
         with _environment(dict.fromkeys(THREADS, str(self.threads))):
             pool = ProcessPoolExecutor(
                 min(self.jobs, len(trials)),
-                mp_context=context,
+                mp_context=multiprocessing.get_context("spawn"),  # a fork ends torch's threads
                 initializer=_prepare,
                 initargs=(self.threads,),
             )
             try:
-                queue, waiting = iter(trials.items()), {}
-                for key, trial in islice(queue, self.jobs):
-                    waiting[pool.submit(_attempt_there, trial, self._sets, states[key])] = key
-                while waiting:
-                    for future in wait(waiting, return_when=FIRST_COMPLETED).done:
-                        yield waiting.pop(future), future.result()
-                        for key, trial in islice(
-                            queue, 1
-                        ):  # no more than run now: after Ctrl-C nothing else is begun
-                            waiting[pool.submit(_attempt_there, trial, self._sets, states[key])] = (
-                                key
-                            )
+                yield from self._outcomes(pool, trials)
             except BrokenProcessPool as error:
                 raise TorchleapError(
-                    "A process ended abruptly, most likely for lack of memory. Finished trials are saved: give fewer --jobs."
+                    "A process ended abruptly, most likely for lack of memory. "
+                    "Finished trials are saved: give fewer --jobs."
                 ) from error
             finally:
                 pool.shutdown(cancel_futures=True)
 
+    def _outcomes(
+        self, pool: ProcessPoolExecutor, trials: Mapping[str, Trial]
+    ) -> Iterator[tuple[str, Outcome]]:
+        """Keep as many trials running as there are jobs: after Ctrl-C no other begins."""
+        queue = iter(trials.items())
+        waiting: dict[Future[Outcome], str] = {}
+
+        def begin(count: int) -> None:
+            for key, trial in islice(queue, count):
+                waiting[pool.submit(_attempt_there, trial, self._sets, self._state(key))] = key
+
+        begin(self.jobs)
+        while waiting:
+            for future in wait(waiting, return_when=FIRST_COMPLETED).done:
+                yield waiting.pop(future), future.result()
+                begin(1)
+
 
 def cores() -> int:
-    """How many this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    """Return the number of cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def attempt(trial: Trial, data: DataSet, state: Path) -> Outcome:
-    """Do a trial; what the library refuses is told and does not end the others."""
+    """Run a trial; an error of the library is its outcome and does not end the others.
+
+    Args:
+        trial: The trial.
+        data: Its data set.
+        state: The folder for its checkpoints.
+    """
     started = time.monotonic()
+    result: dict[str, Any] | None = None
+    problem = ""
     try:
-        return Outcome(_finite(trial.run(data, state)), "", time.monotonic() - started)
+        result = plain(trial.run(data, state), "result")
     except TorchleapError as error:
-        return Outcome(None, str(error), time.monotonic() - started)
+        problem = str(error)
+    return Outcome(result, problem, time.monotonic() - started)
 
 
-def _finite(result: dict[str, Any]) -> dict[str, Any]:
-    try:
-        json.dumps(result, allow_nan=False)
-    except ValueError as error:
-        raise TorchleapError(
-            "Expected finite numbers as a result, but found NaN or infinity."
-        ) from error
-    return result
-
-
-_LOADED: dict[str, DataSet] = {}  # of a worker process
+_LOADED: dict[str, DataSet] = {}  # the data set of a worker process
 
 
 def _prepare(threads: int) -> None:
+    """Prepare a worker process."""
     torch.set_num_threads(threads)
     threading.Thread(target=_end_with_the_first_process, daemon=True).start()
 
 
 def _end_with_the_first_process() -> None:
-    """A killed run leaves no workers behind: they would go on beside the next run, and wait for ever after."""
+    """End this worker with the run: otherwise it would continue beside the next one."""
     first = multiprocessing.parent_process()
     if first is not None:
         first.join()
@@ -252,7 +266,7 @@ def _end_with_the_first_process() -> None:
 
 
 def _attempt_there(trial: Trial, sets: str | None, state: Path) -> Outcome:
-    """In a worker, which reads each data set once: from the cache, since the first process has read it."""
+    """Run a trial in a worker, which reads its data set from the cache of the first process."""
     if trial.data.name not in _LOADED:
         _LOADED.clear()  # one at a time: the next trials are of the same set
         _LOADED[trial.data.name] = trial.data.load(sets)
@@ -261,10 +275,14 @@ def _attempt_there(trial: Trial, sets: str | None, state: Path) -> Outcome:
 
 @contextmanager
 def _environment(wanted: Mapping[str, str]) -> Iterator[None]:
+    """Set variables of the environment for this context."""
     before = {name: os.environ.get(name) for name in wanted}
     os.environ.update(wanted)
     try:
         yield
     finally:
         for name, value in before.items():
-            os.environ.pop(name, None) if value is None else os.environ.update({name: value})
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value

@@ -1,19 +1,18 @@
-"""What a benchmark may claim: means with intervals, paired comparisons, ranks, and how well known fields were found."""
+"""The statistics of a benchmark: means with intervals, paired comparisons, ranks and F1."""
 
 import math
 from collections.abc import Collection, Hashable, Mapping, Sequence
-from importlib import import_module
 from typing import Any, Literal, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from .._common.checks import refuse_settings
+from .._common.checks import check_arguments, number
 from .._common.errors import TorchleapError, nearest
+from .._common.optional import need
 
-Pair = TypeVar(
-    "Pair", bound=Hashable
-)  # what two methods have in common, such as (search seed, retrain seed)
+# something that two methods have in common, such as (search seed, retrain seed)
+Pair = TypeVar("Pair", bound=Hashable)
 Floats = npt.NDArray[np.float64]
 Verdict = Literal["better", "worse", "tie"]
 
@@ -26,7 +25,7 @@ class Sample(NamedTuple):
 
 
 class Mean(NamedTuple):
-    """A mean with its 95 % interval, which is NaN where there is one run only."""
+    """A mean with its 95 % interval, which is NaN where there is only one run."""
 
     value: float
     low: float
@@ -50,12 +49,13 @@ class _Weighed(NamedTuple):
 
 
 def mean_of(samples: Sequence[Sample]) -> Mean:
-    """The mean and its interval by Student's t, in which a repeated run is no new evidence.
+    """Return the mean and its interval by Student's t, in which a repeated run is not new evidence.
 
-    Two search seeds may choose the same fields; the retrained model is then one run that stands for both. It weighs twice
-    in the mean, but the interval counts distinct runs.
+    Two search seeds may choose the same fields; the retrained model is then one run for both. It
+    counts twice in the mean, but the interval counts distinct runs.
 
-    >>> found = mean_of([Sample("a", 0.80), Sample("b", 0.82), Sample("b", 0.82), Sample("a", 0.80)])
+    >>> twice = [Sample("a", 0.80), Sample("b", 0.82), Sample("b", 0.82), Sample("a", 0.80)]
+    >>> found = mean_of(twice)
     >>> found.runs, round(found.value, 4), round(found.low, 4), round(found.high, 4)
     (2, 0.81, 0.6829, 0.9371)
     >>> mean_of([Sample("a", 0.8), Sample("a", 0.8)])
@@ -71,45 +71,47 @@ def mean_of(samples: Sequence[Sample]) -> Mean:
 def compare(
     samples: Mapping[str, Mapping[Pair, Sample]], reference: str, alpha: float = 0.05
 ) -> dict[str, Comparison]:
-    """Each other method minus the reference over the pairs that both have: a paired t-test, adjusted by Holm.
+    """Return each other method minus the reference: a paired t-test, adjusted by Holm.
 
     Args:
-        samples: method -> pair -> sample.
-        alpha: the chance, over all methods together, to call one better or worse that is not.
+        samples: The samples of each method by pair; pairs that both have are compared.
+        reference: The name of the method that the others are compared with.
+        alpha: The probability, over all methods together, of calling one better or worse that is
+            not.
 
     >>> runs = {"all": [0.80, 0.81, 0.80], "leap": [0.82, 0.83, 0.83], "lasso": [0.79, 0.82, 0.80]}
-    >>> samples = {m: {seed: Sample(f"{m}-{seed}", v) for seed, v in enumerate(values)} for m, values in runs.items()}
+    >>> samples = {}
+    >>> for method, values in runs.items():
+    ...     samples[method] = {n: Sample(f"{method}-{n}", v) for n, v in enumerate(values)}
     >>> {method: found.verdict for method, found in compare(samples, reference="all").items()}
     {'leap': 'better', 'lasso': 'tie'}
     """
-    refuse_settings({f"alpha must be between 0 and 1, but is {alpha!r}": 0 < alpha < 1})
+    check_arguments(alpha=number(alpha, above=0, below=1))
     if reference not in samples:
         raise TorchleapError(
-            f"Expected samples of the reference {reference!r}, but it has none. {nearest(reference, samples)}"
+            f"Expected samples of the reference {reference!r}, but it has none. "
+            f"{nearest(reference, samples)}"
         )
-    _distinct(
-        [sample for own in samples.values() for sample in own.values()]
-    )  # a run is the same one in every method
+    # a run has the same value in every method
+    _distinct([sample for own in samples.values() for sample in own.values()])
     others = [method for method in samples if method != reference]
     differences = {method: _differences(samples[method], samples[reference]) for method in others}
-    alone = [method for method in others if not differences[method]]
+    alone = [repr(method) for method in others if not differences[method]]
     if alone:
         raise TorchleapError(
-            f"Expected pairs that a method shares with the reference {reference!r}, but these methods share none: "
-            f"{', '.join(map(repr, alone))}. Run them on the same seeds."
+            f"Expected pairs that a method has in common with the reference {reference!r}, "
+            f"but these methods have none: {', '.join(alone)}. Run them on the same seeds."
         )
-    means = {method: mean_of(differences[method]) for method in others}
-    p = [_paired_p(differences[method]) for method in others]
-    return {
-        method: Comparison(
-            means[method], raw, adjusted, _verdict(means[method].value, adjusted, alpha)
-        )
-        for method, raw, adjusted in zip(others, p, holm(p), strict=True)
-    }
+    raw = [_paired_p(differences[method]) for method in others]
+    found = {}
+    for method, p, adjusted in zip(others, raw, holm(raw), strict=True):
+        mean = mean_of(differences[method])
+        found[method] = Comparison(mean, p, adjusted, _verdict(mean.value, adjusted, alpha))
+    return found
 
 
 def holm(p: Sequence[float]) -> list[float]:
-    """Holm's adjustment for many tests: step-down and never above 1; NaN stays NaN and is no test.
+    """Return p-values adjusted by Holm for many tests: never above 1; NaN is not a test.
 
     >>> holm([0.01, 0.04, 0.03, math.nan])
     [0.03, 0.06, 0.06, nan]
@@ -127,30 +129,31 @@ def holm(p: Sequence[float]) -> list[float]:
 
 
 def ranks(values: Mapping[str, float]) -> dict[str, float]:
-    """The rank of each name: 1 is the highest value, and a tie shares the mean of its ranks.
+    """Return the rank of each name: 1 is the highest value; a tie has the mean of its ranks.
 
     >>> ranks({"leap": 0.8, "lasso": 0.7, "shark": 0.8})
     {'leap': 1.5, 'lasso': 3.0, 'shark': 1.5}
     """
-    unknown = [name for name, value in values.items() if math.isnan(value)]
+    unknown = [repr(name) for name, value in values.items() if math.isnan(value)]
     if unknown:
         raise TorchleapError(
-            f"Expected a value to rank for every name, but these are NaN: {', '.join(map(repr, unknown))}."
+            "Expected a value to rank for every name, but these are NaN: "
+            + ", ".join(unknown)
+            + "."
         )
-    found = list(values.values())
-    return {
-        name: 1
-        + sum(other > value for other in found)
-        + (sum(other == value for other in found) - 1) / 2
-        for name, value in values.items()
-    }
+    found = {}
+    for name, value in values.items():
+        higher = sum(other > value for other in values.values())
+        equal = sum(other == value for other in values.values())
+        found[name] = 1 + higher + (equal - 1) / 2
+    return found
 
 
 def mean_ranks(table: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
-    """Each method's rank, averaged over data sets.
+    """Return each method's rank, averaged over data sets.
 
     Args:
-        table: method -> data set -> value, every method on the same data sets.
+        table: The value by method and data set, with every method on the same data sets.
 
     >>> mean_ranks({"leap": {"a": 0.8, "b": 0.6}, "lasso": {"a": 0.7, "b": 0.6}})
     {'leap': 1.25, 'lasso': 1.75}
@@ -170,26 +173,32 @@ def mean_ranks(table: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
 
 
 def f1(kept: Collection[str], useful: Collection[str], ignored: Collection[str] = ()) -> float:
-    """F1 of the kept fields against the useful ones; ignored fields, such as redundant ones, count neither way.
+    """Return the F1 score of the kept fields against the useful ones.
 
-    Nothing kept where nothing is useful is right: 1.
+    It is 1 if nothing is kept where nothing is useful.
+
+    Args:
+        kept: The kept fields.
+        useful: The useful fields.
+        ignored: Fields that count neither way, such as redundant ones.
 
     >>> f1(["age", "city", "copy of age"], ["age", "zip"], ignored=["copy of age"])
     0.5
     """
-    found, wanted = set(kept) - set(ignored), set(useful) - set(ignored)
+    found = set(kept) - set(ignored)
+    wanted = set(useful) - set(ignored)
     if not found and not wanted:
         return 1.0
     return 2 * len(found & wanted) / (len(found) + len(wanted))
 
 
 def polarisation(gates: Sequence[float], within: float = 0.05) -> float:
-    """The share of gates that have decided: at most `within` away from 0 or from 1.
+    """Return the fraction of gates that have decided: at most `within` away from 0 or from 1.
 
     >>> polarisation([0.0, 0.04, 0.5, 0.95])
     0.75
     """
-    refuse_settings({f"within must be between 0 and 0.5, but is {within!r}": 0 <= within <= 0.5})
+    check_arguments(within=number(within, at_least=0, at_most=0.5))
     if not len(gates):
         raise TorchleapError("Expected at least one gate, but there is none.")
     outside = [gate for gate in gates if not 0 <= gate <= 1]
@@ -199,20 +208,20 @@ def polarisation(gates: Sequence[float], within: float = 0.05) -> float:
 
 
 def _weighed(samples: Sequence[Sample]) -> _Weighed:
+    """Return the mean of samples and its standard error over distinct runs."""
     values, repeats = _distinct(samples)  # (runs,), (runs,)
     runs = len(values)
-    share = repeats / repeats.sum()
-    mean = float(
-        values[0] + share @ (values - values[0])
-    )  # from a value on, so that equal values have no spread at all
+    weight = repeats / repeats.sum()
+    # relative to a value, so that equal values have no spread at all
+    mean = float(values[0] + weight @ (values - values[0]))
     if runs == 1:
         return _Weighed(mean, math.nan, runs)
-    variance = float(share @ (values - mean) ** 2) * runs / (runs - 1)
-    return _Weighed(mean, math.sqrt(variance * float(share @ share)), runs)
+    variance = float(weight @ (values - mean) ** 2) * runs / (runs - 1)
+    return _Weighed(mean, math.sqrt(variance * float(weight @ weight)), runs)
 
 
 def _distinct(samples: Sequence[Sample]) -> tuple[Floats, Floats]:
-    """The value of each run, and how often it stands in the samples."""
+    """Return the value of each run, and how often it occurs in the samples."""
     if not samples:
         raise TorchleapError("Expected at least one sample, but there is none.")
     values: dict[str, float] = {}
@@ -222,22 +231,26 @@ def _distinct(samples: Sequence[Sample]) -> tuple[Floats, Floats]:
             raise TorchleapError(f"Expected finite values, but the run {run!r} has {value!r}.")
         if values.setdefault(run, value) != value:
             raise TorchleapError(
-                f"A run has one value, but {run!r} has {values[run]!r} and {value!r}. Name each run differently."
+                f"A run has one value, but {run!r} has {values[run]!r} and {value!r}. "
+                "Name each run differently."
             )
         repeats[run] = repeats.get(run, 0) + 1
-    return np.array(list(values.values()), dtype=np.float64), np.array(
-        list(repeats.values()), dtype=np.float64
-    )
+    counts = np.array(list(repeats.values()), dtype=np.float64)
+    return np.array(list(values.values()), dtype=np.float64), counts
 
 
 def _differences(own: Mapping[Pair, Sample], other: Mapping[Pair, Sample]) -> list[Sample]:
-    """Own minus other over the pairs that both have; the same two runs are the same observation."""
-    common = [(sample, other[pair]) for pair, sample in own.items() if pair in other]
-    return [Sample(f"{a.run} {b.run}", a.value - b.value) for a, b in common]
+    """Return own minus other over the pairs that both have; the same two runs are one sample."""
+    found = []
+    for pair, sample in own.items():
+        if pair in other:
+            base = other[pair]
+            found.append(Sample(f"{sample.run} {base.run}", sample.value - base.value))
+    return found
 
 
 def _paired_p(differences: Sequence[Sample]) -> float:
-    """Two-sided, from the same error and the same number of observations as the interval."""
+    """Return the two-sided p-value, from the same error and number of runs as the interval."""
     mean, error, runs = _weighed(differences)
     if runs == 1:
         return math.nan
@@ -253,10 +266,5 @@ def _verdict(difference: float, adjusted: float, alpha: float) -> Verdict:
 
 
 def _students_t() -> Any:
-    """Scipy's distribution, imported where it is used: scipy belongs to an extra."""
-    try:
-        return import_module("scipy.stats").t
-    except ImportError as error:
-        raise TorchleapError(
-            "Intervals need the package scipy. Install it: pip install 'torchleap[bench]'."
-        ) from error
+    """Return scipy's distribution, which is imported where it is used."""
+    return need("scipy.stats", extra="bench", purpose="An interval").t

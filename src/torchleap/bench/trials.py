@@ -1,87 +1,105 @@
-"""Trials: pieces of work that their settings determine, so that each is done once and its result kept."""
+"""Trials: pieces of work that their settings determine, so that each runs once and is stored."""
 
 import platform
 from dataclasses import asdict, dataclass, fields, is_dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from .._common.files import make_folder
-from .._common.plain import key_of
+from .._common.plain import key_of, plain
 from .._common.text import plural
-from ..methods import Method
-from ..models import Backbone
+from ..methods import METHODS, Method
+from ..models import MODELS, Backbone
 from ..pipeline.evidence import trajectories
 from ..pipeline.retrain import retrain
 from ..pipeline.search import search
 from ..training.fit import Training
 from .sets import DataSet, Recipe
 
+# Version of the settings in a key. A store of an earlier version stays readable, but its trials
+# have other keys, so they run again.
+FORMAT = 2
+
 
 @dataclass(frozen=True)
 class Trial:
-    """A piece of work on a data set; its fields, the data and the software determine the result."""
+    """A piece of work on a data set, whose fields, data and software determine the result.
+
+    Attributes:
+        kind: The name of the kind of trial in keys and in the store.
+        data: How to get the data set.
+        model: The backbone.
+        training: The settings of the training, with the seed of the trial.
+    """
+
+    kind: ClassVar[str]
 
     data: Recipe
     model: Backbone
-    training: Training  # with the seed of the trial
+    training: Training
 
     def settings(self, found: DataSet, threads: int) -> dict[str, Any]:
-        """Everything that determines the result, as plain JSON."""
-        own = {
-            field.name: _plain(getattr(self, field.name))
-            for field in fields(self)
-            if field.name != "data"
-        }
-        software = {
+        """Return everything that determines the result, as plain JSON.
+
+        Args:
+            found: The data set.
+            threads: The number of threads of the trial.
+        """
+        own = [one.name for one in fields(self) if one.name != "data"]
+        return {
+            "format": FORMAT,
+            "trial": self.kind,
+            "data": {"name": found.name, "fingerprint": found.task.fingerprint},
+            **{name: _plain(getattr(self, name)) for name in own},
+            "threads": threads,
             "torchleap": version("torchleap"),
             "torch": version("torch"),
             "machine": platform.machine(),
         }
-        data = {"name": found.name, "fingerprint": found.task.fingerprint}
-        return {"trial": type(self).__name__, "data": data, **own, "threads": threads, **software}
 
     def key(self, found: DataSet, threads: int) -> str:
-        """A short name for all of that; what a data set is called plays no part."""
+        """Return a short name of the settings, in which the name of the data set plays no part."""
         settings = self.settings(found, threads)
         return key_of({**settings, "data": settings["data"]["fingerprint"]})
 
     @property
     def title(self) -> str:
-        """What is shown while it runs."""
+        """Return the words that are shown while it runs."""
         raise NotImplementedError
 
     def run(self, found: DataSet, state: Path) -> dict[str, Any]:
-        """Do it; the result as plain JSON.
+        """Do the work and return the result as plain JSON.
 
         Args:
-            state: A folder of its own for checkpoints; a trial that was killed goes on from there.
+            found: The data set.
+            state: A folder of its own for checkpoints, from which a killed trial resumes.
         """
         raise NotImplementedError
 
 
 @dataclass(frozen=True)
 class SearchTrial(Trial):
-    """The scores that a method gives to all fields."""
+    """Scores all fields by a method."""
+
+    kind = "search"
 
     method: Method
 
     @property
     def title(self) -> str:
-        """Which search it is."""
-        return (
-            f"{self.data.name}: search by {type(self.method).__name__}, seed {self.training.seed}"
-        )
+        """Return the data set, the method and the seed."""
+        method = registered_name(self.method)
+        return f"{self.data.name}: search by {method}, seed {self.training.seed}"
 
     def run(self, found: DataSet, state: Path) -> dict[str, Any]:
-        """Search; gates over the training are kept too."""
-        seed = self.training.seed
+        """Search, and return the scores with the gates over the training."""
         result = search(
             found.task,
             model=self.model,
             method=self.method,
             training=self.training,
-            seed=seed,
+            seed=self.training.seed,
             checkpoint=state / "search",
         )
         gates = trajectories(result.history, result.fields)
@@ -95,19 +113,23 @@ class SearchTrial(Trial):
 
 @dataclass(frozen=True)
 class RetrainTrial(Trial):
-    """A fresh plain model on some fields, in the order of the task; None is all of them."""
+    """Trains a new plain model on some fields, in the order of the task; None is all of them."""
+
+    kind = "retrain"
 
     kept: tuple[str, ...] | None
 
     @property
     def title(self) -> str:
-        """Which training it is."""
-        what = "all fields" if self.kept is None else plural(len(self.kept), "field")
-        return f"{self.data.name}: train on {what}, seed {self.training.seed}"
+        """Return the data set, the number of fields and the seed."""
+        count = "all fields" if self.kept is None else plural(len(self.kept), "field")
+        return f"{self.data.name}: train on {count}, seed {self.training.seed}"
 
     def run(self, found: DataSet, state: Path) -> dict[str, Any]:
-        """Train, and measure on the validation and the test rows."""
-        task = found.task if self.kept is None else found.task.only(self.kept)
+        """Train, and return the metrics on the validation and the test rows."""
+        task = found.task
+        if self.kept is not None:
+            task = task.only(self.kept)
         make_folder(state)
         result = retrain(
             task,
@@ -116,14 +138,29 @@ class RetrainTrial(Trial):
             seed=self.training.seed,
             checkpoint=state / "retrain.pt",
         )
-        return {
-            "metrics": result.metrics,
-            "seconds": result.seconds,
-            "looks": len(result.run.history),
-        }
+        evaluations = len(result.run.history)
+        return {"metrics": result.metrics, "seconds": result.seconds, "evaluations": evaluations}
+
+
+def registered_name(chosen: Method | Backbone) -> str:
+    """Return the name of a method or backbone in its registry; the class of one outside of it.
+
+    Keys contain this name, so that they survive the renaming of a class.
+
+    >>> registered_name(METHODS["leap"]())
+    'leap'
+    """
+    registry: dict[str, Any] = {**METHODS, **MODELS}
+    for name, kind in registry.items():
+        if type(chosen) is kind:
+            return name
+    return type(chosen).__name__
 
 
 def _plain(value: Any) -> Any:
+    """Return a field of a trial as plain JSON."""
+    if isinstance(value, Method | Backbone):
+        return plain({"is": registered_name(value), **asdict(value)}, "settings")
     if is_dataclass(value) and not isinstance(value, type):
-        return {"is": type(value).__name__, **asdict(value)}
-    return list(value) if isinstance(value, tuple) else value
+        return plain(asdict(value), "settings")
+    return plain(value, "settings")

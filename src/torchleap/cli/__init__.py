@@ -1,6 +1,7 @@
-"""The command `torchleap`: each command is one function and one library call; the only place that prints.
+"""The command `torchleap`: each command is one function; the only place that prints.
 
-A new command is a function in one of these modules, with an example in its docstring, and a line in `commands()`.
+A new command is a function in one of these modules, with an example in its docstring, and a line
+in `commands()`. A new option is a field of a group in `options.py`.
 """
 
 from __future__ import annotations
@@ -14,29 +15,32 @@ from importlib.metadata import version
 from math import isfinite
 from typing import Annotated, Any
 
-from .._common.checks import is_whole
+from .._common.checks import LARGEST_SEED, is_whole
 from .._common.errors import TorchleapError
+from .._common.optional import missing
 
 _MISSING: str | None = None  # the package that the command line lacks
 try:
+    import rich  # noqa: F401
     import typer
-    from rich.console import Console
 except ImportError as error:
     _MISSING = error.name
 
 GLOBAL = ("--quiet", "--debug")  # understood at any place, also behind the command
-LARGEST = (1 << 32) - 1  # of an option; no seed may be larger
+BUG = "This is a bug in torchleap; please report it with the lines above."
 Commands = Mapping[str, "Callable[..., None] | Commands"]
-HELP = {  # of the groups; a command's own is its docstring, also where it stands for its group
+HELP = {  # of the groups; a command's own help is its docstring, also that of a group's command
     "": "Find out which input fields a deep ranking model can do without.\n\n"
     "Example: torchleap select clicks.parquet --label click --out result",
-    "data": "Inspect data, convert it, make some, clear caches.\n\nExample: torchleap data inspect clicks.csv --label click",
-    "make": "Make synthetic data with known ground truth.\n\nExample: torchleap data make industrial log.parquet",
+    "data": "Inspect, convert and make data, and clear caches.\n\n"
+    "Example: torchleap data inspect clicks.csv --label click",
+    "make": "Make synthetic data with known ground truth.\n\n"
+    "Example: torchleap data make industrial log.parquet",
 }
 
 
 def commands() -> Commands:
-    """All of them, by name."""
+    """Return all commands by name; the one named "" is that of its group."""
     from . import bench, data, doctor, results, select
 
     return {
@@ -58,51 +62,55 @@ def commands() -> Commands:
 
 
 def build_app() -> typer.Typer:
-    """The commands, ready to be called."""
+    """Return the commands, ready to be called."""
     app = _group("", commands())
     app.callback()(_global_options)
     return app
 
 
 def _group(name: str, commands: Commands) -> typer.Typer:
-    from .messages import in_own_words
-
-    plain = {
-        "rich_markup_mode": None,
-        "add_completion": name == "",
-        "pretty_exceptions_enable": False,
-        "no_args_is_help": True,
-    }
-    told = (
-        {"help": HELP[name]} if name in HELP else {}
-    )  # else the docstring of the group's own command
-    app = typer.Typer(**told, **plain)  # type: ignore[arg-type]
+    settings: dict[str, Any] = {"no_args_is_help": True}
+    if name in HELP:  # otherwise it is the docstring of the group's own command
+        settings["help"] = HELP[name]
+    app = typer.Typer(
+        rich_markup_mode=None,
+        add_completion=name == "",
+        pretty_exceptions_enable=False,
+        **settings,
+    )
     for word, command in commands.items():
         if isinstance(command, Mapping):
             app.add_typer(_group(word, command), name=word)
         elif not word:
-            app.callback(invoke_without_command=True, no_args_is_help=True)(
-                in_own_words(_bounded(command))
-            )
+            app.callback(invoke_without_command=True, no_args_is_help=True)(_prepared(command))
         else:
-            app.command(word)(in_own_words(_bounded(command)))
+            app.command(word)(_prepared(command))
     return app
 
 
+def _prepared(command: Callable[..., None]) -> Callable[..., None]:
+    """Return a command as typer takes it, whose messages name its options."""
+    from .messages import in_own_words
+    from .options import flat
+
+    return in_own_words(_bounded(flat(command)))
+
+
 def _bounded(command: Callable[..., None]) -> Callable[..., None]:
-    """Let no option take a number that the libraries below could not hold."""
+    """Return a command that refuses numbers that the libraries below could not hold."""
 
     @wraps(command)
-    def run(*arguments: Any, **options: Any) -> None:
+    def run(**options: Any) -> None:
         for name, value in options.items():
             option = f"--{name.replace('_', '-')}"
-            if is_whole(value) and abs(value) > LARGEST:
+            if is_whole(value) and abs(value) > LARGEST_SEED:
                 raise TorchleapError(
-                    f"Expected a number of at most {LARGEST:,} as {option}, but found {str(value)[:40]}."
+                    f"Expected a number of at most {LARGEST_SEED:,} as {option}, "
+                    f"but found {str(value)[:40]}."
                 )
             if isinstance(value, float) and not isfinite(value):
                 raise TorchleapError(f"Expected a finite number as {option}, but found {value}.")
-        command(*arguments, **options)
+        command(**options)
 
     return run
 
@@ -124,7 +132,7 @@ def _global_options(
         ),
     ] = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="Print results only.")] = False,
-    debug: Annotated[bool, typer.Option("--debug", help="Show where an error comes from.")] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
 ) -> None:
     context.obj = {
         "words": sys.argv[1:],
@@ -134,68 +142,67 @@ def _global_options(
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line; returns the exit code: 2 for bad input, 130 after Ctrl-C."""
+    """Run the command line and return the exit code: 2 for bad input, 130 after Ctrl-C."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     if _MISSING:
-        sys.stderr.write(
-            f"The command line needs the package {_MISSING}. Install it: pip install 'torchleap[cli]'\n"
-        )
+        sys.stderr.write(missing(_MISSING, "cli", "The command line") + "\n")
         return 2
-    ordered = [word for word in words if word in GLOBAL] + [
-        word for word in words if word not in GLOBAL
-    ]
+    first = [word for word in words if word in GLOBAL]
+    others = [word for word in words if word not in GLOBAL]
+    app = build_app()
     try:
-        return int(
-            build_app()(ordered, prog_name="torchleap", standalone_mode=False, obj={"words": words})
-            or 0
+        code = app(
+            [*first, *others], prog_name="torchleap", standalone_mode=False, obj={"words": words}
         )
     except (KeyboardInterrupt, typer.Abort):
         return 130
     except Exception as error:
-        sentence = _sentence(error)
-        if (
-            sentence is not None
-            and _is_under_torchrun()
-            and os.environ["LOCAL_RANK"] != "0"
-            and not hasattr(error, "__notes__")
-        ):
-            return 2  # it is not alone in that: the first rank of its machine says the same
-        if sentence is None or "--debug" in words:
-            traceback.print_exc()
-        from .messages import bounded
+        return _report(error, debug="--debug" in words)
+    return int(code or 0)
 
-        told = bounded(
-            sentence or "This is a mistake in torchleap; please report it with the lines above."
-        )
-        Console(stderr=True).print(
-            told, style="red", markup=False, highlight=False, emoji=False, soft_wrap=True
-        )
-        return 1 if sentence is None else 2
+
+def _report(error: Exception, *, debug: bool) -> int:
+    """Print the message of an error and return the exit code: 2 for bad input, 1 for a bug."""
+    from .messages import bounded
+    from .show import show_problem
+
+    sentence = _sentence(error)
+    if sentence is not None and _is_repeated(error):
+        return 2
+    if sentence is None or debug:
+        traceback.print_exception(error)
+    show_problem(bounded(sentence or BUG))
+    return 1 if sentence is None else 2
+
+
+def _is_repeated(error: Exception) -> bool:
+    """Return whether the first rank of this machine reports the same error."""
+    is_first = os.environ.get("LOCAL_RANK", "0") == "0"
+    return not is_first and not hasattr(error, "__notes__")
 
 
 def _is_another_rank() -> bool:
-    """Whether torchrun has started this process beside the first, which talks to the user."""
-    return _is_under_torchrun() and os.environ.get("RANK", "0") != "0"
-
-
-def _is_under_torchrun() -> bool:
-    return "LOCAL_RANK" in os.environ
+    """Return whether torchrun started this process beside the first, which alone prints."""
+    return "LOCAL_RANK" in os.environ and os.environ.get("RANK", "0") != "0"
 
 
 def _sentence(error: Exception) -> str | None:
-    """What to tell about a mistake of the user; None for a mistake of ours."""
+    """Return the message for a mistake of the user; None for a bug."""
     if isinstance(error, TorchleapError):
         return str(error)
     if isinstance(error, ModuleNotFoundError) and error.name in ("polars", "pyarrow"):
-        return f"This command needs the package {error.name}. Install it: pip install 'torchleap[data]'"
+        return missing(error.name, "data", "This command")
     if isinstance(error, OSError):
         return f"{error.filename or 'A file'} cannot be read or written: {error.strerror or error}."
     if hasattr(error, "format_message"):  # a wrong option
-        message, path = (
-            error.format_message(),
-            getattr(getattr(error, "ctx", None), "command_path", "torchleap"),
-        )
-        return (
-            message if "\n" in message else f"{message.rstrip('.')} (see {path} --help)."
-        )  # the help itself has many lines
+        return _usage(error, error.format_message())
     return None
+
+
+def _usage(error: Exception, message: str) -> str:
+    """Return the message about a wrong option with the command that explains it."""
+    if "\n" in message:  # it is the help itself
+        return message
+    context = getattr(error, "ctx", None)
+    path = getattr(context, "command_path", "torchleap")
+    return f"{message.rstrip('.')} (see {path} --help)."

@@ -1,4 +1,4 @@
-"""torchleap bench: methods, data sets, backbones, shares and seeds compared under one protocol; killed runs resume."""
+"""torchleap bench: compare methods under one protocol; an interrupted run can be continued."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 from rich.console import Console
@@ -14,86 +14,20 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from .._common.errors import TorchleapError
 from .._common.text import plural
-from .show import as_json, listed, show
+from .lists import listed, numbers_of
+from .options import CompareOptions, GridOptions, RoiOptions, RunnerOptions, StepwiseOptions
+from .show import show, show_json, show_problem
 
 if TYPE_CHECKING:
     from ..bench import Grid, Recipe, Runner, Standing, Table
 
-GridFile = Annotated[
-    Path | None,
-    typer.Option("--grid", help="A TOML file that says all of this; see docs/results.md."),
-]
-Data = Annotated[
-    str | None,
-    typer.Option(
-        help="ml-1m, criteo, avazu, aliccp, census, industrial, truth@0-9, or files: a,b,c."
-    ),
-]
-Label = Annotated[str | None, typer.Option(help="The column to predict, for files.")]
-Group = Annotated[str | None, typer.Option(help="The column of GAUC's groups, for files.")]
-Methods = Annotated[str, typer.Option(help="all, paper, or names: a,b,c.")]
-Models = Annotated[str, typer.Option(help="Backbones: all, or names: a,b,c.")]
-Out = Annotated[
-    Path | None,
-    typer.Option(help="The folder for results; the same one continues a run that was interrupted."),
-]
-Folder = Annotated[
-    str | None, typer.Option(help="Where the public sets lie; else $TORCHLEAP_DATA.")
-]
-Jobs = Annotated[
-    int | None,
-    typer.Option(min=1, help="Trials at a time; as many as the cores allow if left out."),
-]
-Threads = Annotated[
-    int,
-    typer.Option(
-        min=1,
-        help="Of each trial; another number rounds otherwise, so a seed repeats with the same one only.",
-    ),
-]
-Batch = Annotated[
-    int | None, typer.Option(min=2, help="Rows per step; as published, or by the number of rows.")
-]
-Epochs = Annotated[
-    int, typer.Option(min=1, help="At most so many; it stops when nothing gets better.")
-]
-Seeds = Annotated[int, typer.Option(min=1, help="Seeds of each training.")]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-BESIDE_A_GRID = (
-    "grid",
-    "out",
-    "folder",
-    "jobs",
-    "threads",
-    "pruned",
-    "steps",
-    "json",
-)  # options that a grid does not say
+# options that a grid does not contain
+BESIDE_A_GRID = ("grid", "out", "folder", "jobs", "threads", "pruned", "steps", "json")
 OF_THE_LOG = ("rows", "fields", "dims")
 
 
-def bench(
-    context: typer.Context,
-    grid: GridFile = None,
-    data: Data = None,
-    methods: Methods = "all",
-    models: Models = "wide_deep",
-    shares: Annotated[str, typer.Option(help="Of the fields that are kept: a,b,c.")] = "0.5,0.25",
-    search_seeds: Annotated[int, typer.Option(min=1, help="Seeds of each search.")] = 2,
-    retrain_seeds: Annotated[
-        int, typer.Option(min=1, help="Seeds of each training on the fields that were kept.")
-    ] = 2,
-    out: Out = None,
-    label: Label = None,
-    group: Group = None,
-    folder: Folder = None,
-    jobs: Jobs = None,
-    threads: Threads = 1,
-    batch: Batch = None,
-    epochs: Epochs = 100,
-    json: Json = False,
-) -> None:
-    """Compare methods: search, keep the best fields, train a fresh model on them; the paper's Table 1.
+def bench(context: typer.Context, chosen: CompareOptions, running: RunnerOptions) -> None:
+    """Compare methods: search, keep the best fields, train a new model; the paper's Table 1.
 
     Example: torchleap bench --data ml-1m --methods all --shares 0.5,0.25 --out bench --jobs 2
     """
@@ -102,318 +36,285 @@ def bench(
         return
     from ..bench import search_retrain
 
-    seeds: dict[str, Any] = {
-        "search_seeds": search_seeds,
-        "retrain_seeds": retrain_seeds,
-        "shares": tuple(_numbers(shares, "--shares")),
-    }
-    _check_options(context, grid, data)
-    chosen = _grid(grid, data, methods, models, label, group, batch, epochs, **seeds)
-    with _runner(context, out, jobs, threads, folder, json) as runner:
-        tables = search_retrain(chosen, runner).tables()
-    _finish(context, runner, "Methods that select fields, compared", tables, [], chosen, json)
+    _check_options(context, chosen)
+    grid = _grid(
+        chosen,
+        chosen.methods,
+        shares=numbers_of(chosen.shares, "--shares"),
+        search_seeds=chosen.search_seeds,
+        retrain_seeds=chosen.retrain_seeds,
+    )
+    with _runner(context, running) as runner:
+        tables = search_retrain(grid, runner).tables()
+    output = Output(context, runner, grid, running.json)
+    output.finish("Comparison of methods that select fields", tables)
 
 
-def bench_stepwise(
-    context: typer.Context,
-    data: Data = None,
-    models: Models = "wide_deep",
-    seeds: Seeds = 3,
-    out: Out = None,
-    grid: GridFile = None,
-    label: Label = None,
-    group: Group = None,
-    folder: Folder = None,
-    jobs: Jobs = None,
-    threads: Threads = 1,
-    batch: Batch = None,
-    epochs: Epochs = 100,
-    json: Json = False,
-) -> None:
-    """Do gates tell what fields are worth? Add retained fields one by one, then each suppressed one; the paper's Table 2.
+def bench_stepwise(context: typer.Context, chosen: StepwiseOptions, running: RunnerOptions) -> None:
+    """Validate gates: add retained fields one by one, then suppressed ones; the paper's Table 2.
 
     Example: torchleap bench stepwise --data ml-1m --out bench
     """
     from ..bench import stepwise
 
-    _check_options(context, grid, data)
-    chosen = _grid(
-        grid, data or "ml-1m", "leap", models, label, group, batch, epochs, retrain_seeds=seeds
-    )
-    with _runner(context, out, jobs, threads, folder, json) as runner:
-        found = stepwise(chosen, runner)
-    tables, curves = (
-        [t for one in found for t in one.tables()],
-        [c for one in found for c in one.curves()],
-    )
+    _check_options(context, chosen)
+    grid = _grid(chosen, "leap", usual="ml-1m", retrain_seeds=chosen.seeds)
+    with _runner(context, running) as runner:
+        found = stepwise(grid, runner)
+    tables = [table for one in found for table in one.tables()]
+    curves = [curve for one in found for curve in one.curves()]
+    output = Output(context, runner, grid, running.json)
     unused = {"shares": None, "search_seeds": None}
-    _finish(context, runner, "What gates tell about fields", tables, curves, chosen, json, unused)
+    output.finish("Stepwise validation of the gates", tables, curves, unused)
 
 
-def bench_roi(
-    context: typer.Context,
-    data: Data = None,
-    methods: Methods = "permutation_sample,permutation,shark,autofield,leap_base,leap",
-    models: Models = "wide_deep",
-    rows: Annotated[
-        int, typer.Option(min=1_000, help="Rows of the log, unless --data names another set.")
-    ] = 320_000,
-    fields: Annotated[int, typer.Option(help="Fields of the log.")] = 512,
-    dims: Annotated[int, typer.Option(help="Dimensions of the log.")] = 12_000,
-    pruned: Annotated[
-        str, typer.Option(help="Shares of the dimensions that go: a,b,c.")
-    ] = "0.04,0.15,0.2,0.3,0.35,0.4,0.5",
-    steps: Annotated[int, typer.Option(min=0, help="Of fine-tuning; 0 is none.")] = 50,
-    seeds: Seeds = 3,
-    out: Out = None,
-    grid: GridFile = None,
-    label: Label = None,
-    group: Group = None,
-    folder: Folder = None,
-    jobs: Jobs = None,
-    threads: Threads = 1,
-    batch: Batch = None,
-    epochs: Epochs = 1,
-    lr: Annotated[float, typer.Option(help="Learning rate, at first.")] = 2e-3,
-    schedule: Annotated[
-        str, typer.Option(help="How it falls: constant, cosine or linear.")
-    ] = "linear",
-    json: Json = False,
-) -> None:
-    """What pruning shares of the dimensions costs, by method; on the industrial log, seen once, it is the paper's Table 3.
+def bench_roi(context: typer.Context, chosen: RoiOptions, running: RunnerOptions) -> None:
+    """Measure what pruning costs, by method and by fraction of the dimensions.
+
+    On the industrial log, seen once, it is the paper's Table 3.
 
     Example: torchleap bench roi --rows 320000 --fields 512 --dims 12000 --out bench
     """
     from ..bench import Prunings, industrial_recipe, roi
 
-    _check_options(context, grid, data)
-    own = (
-        [industrial_recipe(rows=rows, fields=fields, dims=dims)]
-        if data is None and grid is None
-        else []
-    )
-    chosen = _grid(
-        grid,
-        data,
-        methods,
-        models,
-        label,
-        group,
-        batch,
-        epochs,
-        lr,
-        schedule,
-        search_seeds=seeds,
-        more=own,
-    )
-    prunings = Prunings(shares=tuple(_numbers(pruned, "--pruned")), steps=steps)
-    with _runner(context, out, jobs, threads, folder, json) as runner:
-        found = roi(chosen, runner, prunings)
-    tables, curves = (
-        [t for one in found for t in one.tables()],
-        [c for one in found for c in one.curves()],
-    )
-    settings = {
-        "shares": None,
-        "retrain_seeds": None,
-        "pruned": list(prunings.shares),
-        "steps": prunings.steps,
-    }
-    _finish(
-        context, runner, "What pruning costs, by method", tables, curves, chosen, json, settings
-    )
+    _check_options(context, chosen)
+    logs = []
+    if chosen.data is None and chosen.grid is None:
+        logs = [industrial_recipe(rows=chosen.rows, fields=chosen.fields, dims=chosen.dims)]
+    grid = _grid(chosen, chosen.methods, more=logs, search_seeds=chosen.seeds)
+    prunings = Prunings(fractions=numbers_of(chosen.pruned, "--pruned"), steps=chosen.steps)
+    with _runner(context, running) as runner:
+        found = roi(grid, runner, prunings)
+    tables = [table for one in found for table in one.tables()]
+    curves = [curve for one in found for curve in one.curves()]
+    unused = {"shares": None, "retrain_seeds": None}
+    own = {"pruned": list(prunings.fractions), "steps": prunings.steps}
+    output = Output(context, runner, grid, running.json)
+    output.finish("The cost of pruning, by method", tables, curves, {**unused, **own})
 
 
 def _refuse_before(context: typer.Context, command: str) -> None:
-    given = _options(_given(context))
+    """Refuse options that come before the name of a command of bench."""
+    given = _written(_given(context))
     if given:
         raise TorchleapError(
-            f"Expected {given} behind {command}, but found it before: torchleap bench {command} {given} ..."
+            f"Expected {given} behind {command}, but found it before: "
+            f"torchleap bench {command} {given} ..."
         )
 
 
-def _check_options(context: typer.Context, grid: Path | None, data: str | None) -> None:
-    """Refuse what would be passed over in silence: what a grid says itself, and the size of a log that is not made."""
+def _check_options(context: typer.Context, chosen: GridOptions) -> None:
+    """Refuse options without effect: those that a grid contains, and the size of an unused log."""
     given = _given(context)
-    if grid is not None:
-        instead, refused = "--grid", [name for name in given if name not in BESIDE_A_GRID]
+    if chosen.grid is not None:
+        instead = "--grid"
+        refused = [name for name in given if name not in BESIDE_A_GRID]
         cure = "Write that into the grid, or leave --grid out."
-    else:
-        instead, refused = (
-            "--data",
-            [name for name in given if data is not None and name in OF_THE_LOG],
-        )
+    elif chosen.data is not None:
+        instead = "--data"
+        refused = [name for name in given if name in OF_THE_LOG]
         cure = "The log is made only without --data: leave one of them out."
+    else:
+        return
     if refused:
         raise TorchleapError(
-            f"Expected {instead} without {_options(refused)}, but found both. {cure}"
+            f"Expected {instead} without {_written(refused)}, but found both. {cure}"
         )
 
 
 def _given(context: typer.Context) -> list[str]:
-    """The names of the options that stand on the command line."""
-    return [
-        name
-        for name in context.params
-        if getattr(context.get_parameter_source(name), "name", "") == "COMMANDLINE"
-    ]
+    """Return the names of the options that were given on the command line."""
+    found = []
+    for name in context.params:
+        source = context.get_parameter_source(name)
+        if getattr(source, "name", "") == "COMMANDLINE":
+            found.append(name)
+    return found
 
 
-def _options(names: Sequence[str]) -> str:
+def _written(names: Sequence[str]) -> str:
     return ", ".join(f"--{name.replace('_', '-')}" for name in names)
 
 
 def _grid(
-    file: Path | None,
-    data: str | None,
+    chosen: GridOptions,
     methods: str,
-    models: str,
-    label: str | None,
-    group: str | None,
-    batch: int | None,
-    epochs: int,
-    lr: float | None = None,
-    schedule: str | None = None,
+    *,
+    usual: str | None = None,
     more: Sequence[Recipe] = (),
     **settings: Any,
 ) -> Grid:
+    """Return the grid of the options, or that of a file.
+
+    Args:
+        chosen: The options.
+        methods: The names of the methods.
+        usual: The data set without --data; None if it has to be given.
+        more: Further data sets.
+        settings: Shares and seeds, as in `Grid`.
+    """
     from ..bench import Grid, file_recipe
 
-    if file is not None:
-        return Grid.load(file)
-    words = listed(data)
-    if not words and not more:
+    if chosen.grid is not None:
+        return Grid.load(chosen.grid)
+    recipes: list[str | Recipe] = []
+    for word in listed(chosen.data or usual):
+        if Path(word).suffix:
+            recipes.append(file_recipe(word, chosen.label, chosen.group))
+        else:
+            recipes.append(word)
+    recipes += more
+    if not recipes:
         raise TorchleapError("Expected data sets: give --data ml-1m, or --grid GRID.toml.")
-    recipes = [file_recipe(word, label, group) if Path(word).suffix else word for word in words]
-    given = {"epochs": epochs, "batch": batch, "lr": lr, "schedule": schedule}
-    training = {name: value for name, value in given.items() if value is not None}
-    return Grid.of(
-        [*recipes, *more], listed(methods), listed(models), training=training, **settings
-    )
+    models = listed(chosen.models)
+    return Grid.of(recipes, listed(methods), models, training=chosen.training(), **settings)
 
 
 @contextmanager
-def _runner(
-    context: typer.Context,
-    out: Path | None,
-    jobs: int | None,
-    threads: int,
-    folder: str | None,
-    as_json_too: bool,
-) -> Iterator[Runner]:
-    """A runner with a bar and the time left; Ctrl-C says how to go on."""
+def _runner(context: typer.Context, running: RunnerOptions) -> Iterator[Runner]:
+    """Yield a runner with a bar and the time left; after Ctrl-C, print how to continue."""
     from ..bench import Runner, cores
 
-    if out is None:
+    if running.out is None:
         raise TorchleapError("Expected a folder for the results: give --out DIR.")
-    console = Console(stderr=True)
-    hidden = context.obj["quiet"] or as_json_too
-    columns = (
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[left]}", markup=False),
-        TextColumn("{task.description}", markup=False),
-    )
-    with Progress(
-        *columns, console=console, transient=True, disable=hidden or not console.is_terminal
-    ) as bar:
-        task = bar.add_task("", total=None, left="")
-
-        def tell(standing: Standing) -> None:
-            left = "" if standing.left is None else f"{_duration(standing.left)} left"
-            names = "; ".join(standing.running)
-            bar.update(
-                task, completed=standing.done, total=standing.total, description=names, left=left
-            )
-            if (
-                not hidden and not console.is_terminal and standing.running
-            ):  # a log file: a line for each trial
-                console.print(
-                    f"{standing.done}/{standing.total} {left} {names}",
-                    markup=False,
-                    highlight=False,
-                    soft_wrap=True,
-                )
-
-        def reading(what: str, done: int, total: int) -> None:
-            bar.update(task, completed=done, total=total, description=what)
-
+    jobs = running.jobs or max(1, cores() // running.threads)
+    with Display(hidden=context.obj["quiet"] or running.json) as display:
         try:
             yield Runner(
-                out,
-                jobs=jobs or max(1, cores() // threads),
-                threads=threads,
-                sets=folder,
-                on_progress=tell,
-                reading=reading,
+                running.out,
+                jobs=jobs,
+                threads=running.threads,
+                sets=running.folder,
+                on_progress=display.move,
+                reading=display.read,
             )
         except KeyboardInterrupt:
-            console.print(
-                "Finished trials are saved; the same command continues.",
-                markup=False,
-                highlight=False,
-            )
+            show_problem("Finished trials are saved; the same command continues.", style="")
             raise
 
 
-def _finish(
-    context: typer.Context,
-    runner: Runner,
-    title: str,
-    tables: Sequence[Table],
-    curves: Sequence[dict[str, Any]],
-    grid: Grid,
-    as_json_too: bool,
-    settings: Mapping[str, Any]
-    | None = None,  # in place of the grid's own; None for those that play no part
-) -> None:
-    from ..bench import record_of, write_tables
-    from ..report import Report
+class Display:
+    """The progress of a benchmark: a bar on a terminal, and a line per trial in a log file.
 
-    record = record_of(title, tables, curves, grid, runner)
-    record["command"] = shlex.join(["torchleap", *context.obj["words"]])
-    shown = record["settings"] | (settings or {})
-    record["settings"] = {name: value for name, value in shown.items() if value is not None}
-    write_tables(tables, runner.folder, "tables")
-    report = Report(record)
-    report.write(runner.folder / "report.json")
-    report.write(runner.folder / "report.html")
-    if as_json_too:
-        as_json(
-            {
-                "tables": record["tables"],
-                "curves": record["curves"],
-                "failures": list(runner.failures.values()),
-            }
+    Args:
+        hidden: Show nothing.
+    """
+
+    def __init__(self, *, hidden: bool) -> None:
+        self._console = Console(stderr=True)
+        self._prints_lines = not hidden and not self._console.is_terminal
+        columns = (
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[left]}", markup=False),
+            TextColumn("{task.description}", markup=False),
         )
-    else:
-        show("\n\n".join(table.text() for table in tables))
-    if not context.obj["quiet"] and not as_json_too:
-        show(f"\nWrote {runner.folder}: tables.txt, .md, .tex, and report.html.")
-    if runner.failures:
-        failed = f"{plural(len(runner.failures), 'trial')} failed, so the tables have gaps; the same command tries again."
-        told = "\n".join([*(f"Failed: {problem}" for problem in runner.failures.values()), failed])
-        Console(stderr=True).print(
-            told, style="red", markup=False, highlight=False, emoji=False, soft_wrap=True
+        disabled = hidden or not self._console.is_terminal
+        self._bar = Progress(*columns, console=self._console, transient=True, disable=disabled)
+        self._task = self._bar.add_task("", total=None, left="")
+
+    def __enter__(self) -> Display:
+        self._bar.start()
+        return self
+
+    def __exit__(self, *problem: object) -> None:
+        self._bar.stop()
+
+    def move(self, standing: Standing) -> None:
+        """Show how many trials are done, which ones are running, and the time left."""
+        left = "" if standing.left is None else f"{_duration(standing.left)} left"
+        names = "; ".join(standing.running)
+        done, total = standing.done, standing.total
+        self._bar.update(self._task, completed=done, total=total, description=names, left=left)
+        if self._prints_lines and standing.running:
+            show_problem(f"{done}/{total} {left} {names}", style="")
+
+    def read(self, work: str, done: int, total: int) -> None:
+        """Show how many rows of a data set have been read."""
+        self._bar.update(self._task, completed=done, total=total, description=work)
+
+
+class Output:
+    """The tables and the report of a benchmark, written and printed.
+
+    Args:
+        context: The context of the command.
+        runner: The runner that did the trials.
+        grid: The settings of the benchmark.
+        json: Print JSON in place of the tables.
+    """
+
+    def __init__(self, context: typer.Context, runner: Runner, grid: Grid, json: bool) -> None:
+        self._context = context
+        self._runner = runner
+        self._grid = grid
+        self._json = json
+
+    def finish(
+        self,
+        title: str,
+        tables: Sequence[Table],
+        curves: Sequence[dict[str, Any]] = (),
+        settings: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Write and print the tables; exit with code 1 if trials failed.
+
+        Args:
+            title: The heading of the report.
+            tables: The tables.
+            curves: The charts of the report.
+            settings: Settings to show in place of the grid's own; None for those without effect.
+        """
+        record = self._write(title, tables, curves, settings or {})
+        failures = list(self._runner.failures.values())
+        if self._json:
+            shown = {"tables": record["tables"], "curves": record["curves"]}
+            show_json({**shown, "failures": failures})
+        else:
+            show("\n\n".join(table.text() for table in tables))
+            if not self._context.obj["quiet"]:
+                folder = self._runner.folder
+                show(f"\nWrote {folder}: tables.txt, .md, .tex, and report.html.")
+        if failures:
+            _show_failures(failures)
+            raise typer.Exit(1)
+
+    def _write(
+        self,
+        title: str,
+        tables: Sequence[Table],
+        curves: Sequence[dict[str, Any]],
+        settings: Mapping[str, Any],
+    ) -> dict[str, Any]:
+        """Write the tables and the report; return its record."""
+        from ..bench import record_of, write_tables
+        from ..report import Report
+
+        folder = self._runner.folder
+        command = shlex.join(["torchleap", *self._context.obj["words"]])
+        record = record_of(
+            title, tables, curves, self._grid, self._runner, command=command, settings=settings
         )
-        raise typer.Exit(1)
+        write_tables(tables, folder, "tables")
+        report = Report(record)
+        report.write(folder / "report.json")
+        report.write(folder / "report.html")
+        return record
 
 
-def _numbers(given: str, option: str) -> list[float]:
-    try:
-        return [float(word) for word in listed(given)]
-    except ValueError as error:
-        raise TorchleapError(
-            f"{option} must be numbers such as 0.5,0.25, but is {given!r}."
-        ) from error
+def _show_failures(failures: Sequence[str]) -> None:
+    lines = [f"Failed: {problem}" for problem in failures]
+    lines.append(
+        f"{plural(len(failures), 'trial')} failed, so the tables have gaps; "
+        "the same command tries again."
+    )
+    show_problem("\n".join(lines))
 
 
 def _duration(seconds: float) -> str:
     minutes = round(seconds / 60)
-    return (
-        f"{seconds:.0f} s"
-        if seconds < 90
-        else f"{minutes} min"
-        if minutes < 90
-        else f"{minutes // 60} h {minutes % 60:02d} min"
-    )
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    if minutes < 90:
+        return f"{minutes} min"
+    return f"{minutes // 60} h {minutes % 60:02d} min"

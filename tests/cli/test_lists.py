@@ -4,7 +4,7 @@ pytest.importorskip("typer")
 pytest.importorskip("rich")
 
 from torchleap._common.errors import TorchleapError
-from torchleap.cli.show import joined, listed, names_of, numbers_by_name
+from torchleap.cli.lists import joined, listed, names_of, numbers_by_name
 
 
 @pytest.mark.parametrize(
@@ -28,7 +28,7 @@ def test_a_list_is_read_as_csv(given, words):
 
 
 @pytest.mark.parametrize("given", ['"a,b', 'a,"b', '"a,b",c,"', '"'])
-def test_a_quote_that_is_not_closed_is_told(given):
+def test_a_quote_that_is_not_closed_is_refused(given):
     with pytest.raises(
         TorchleapError, match=r'Expected a,b or "a,b",c with every double quote closed, but found '
     ) as told:
@@ -36,7 +36,7 @@ def test_a_quote_that_is_not_closed_is_told(given):
     assert str(told.value).endswith(f"{given!r}.")
 
 
-def test_a_line_break_outside_of_quotes_is_told():
+def test_a_line_break_outside_of_quotes_is_refused():
     assert listed('"a\nb",c') == ["a\nb", "c"]
     with pytest.raises(
         TorchleapError, match=r"Expected words with commas between them, but found 'a\\nb'"
@@ -67,7 +67,7 @@ def test_numbers_by_name_may_have_commas_in_the_names(given, numbers):
         ('"a,b=2', "with every double quote closed"),
     ],
 )
-def test_what_is_no_number_by_name_is_told(given, sentence):
+def test_a_word_that_is_not_a_number_by_name_is_refused(given, sentence):
     with pytest.raises(TorchleapError) as told:
         numbers_by_name(given, "--cost")
     assert sentence in str(told.value)
