@@ -1,7 +1,7 @@
 """attach -> Plugin: LeAP on somebody else's model, in place and reversibly."""
 
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Unpack, get_args
 
@@ -35,7 +35,7 @@ from .sites.site import (
     site_at,
     sites_of,
 )
-from .surgery import Fill, Plan, prepare
+from .surgery import Fill, Plan, make_plan
 
 
 def attach(
@@ -280,26 +280,15 @@ class Plugin:
             yield
 
     def plan(self, selection: Selection, *, fill: Fill = "mean", example: Any = None) -> Plan:
-        """What `prune` would do: every cut, what cannot be cut and why, what it saves. Nothing is changed.
+        """Return every cut, what cannot be cut and why, and what is saved; `Plan.apply()` makes the cuts.
+
+        Nothing is changed. A plan can be applied as long as the model does not change.
 
         Args:
             fill: What a dropped field is where it cannot be folded away: its "mean", which is exact, or "zero", which is
                 smaller where fields are multiplied, but exact only after fine-tuning; the plan then tells the change.
             example: A batch to check with, as the model takes it; a few rows of the first batch if left out.
         """
-        return self._prepare(selection, fill, example)[0]
-
-    def prune(self, selection: Selection, *, fill: Fill = "mean", example: Any = None) -> nn.Module:
-        """A new model without the dropped fields and without gates; this one is left alone. Arguments as in `plan`.
-
-        It computes what `masked(selection)` does: means and gates are folded into its weights. `torchleap.carry_over` brings
-        the optimizer along for fine-tuning. Of a model that FSDP2 has sharded all ranks have to ask, and each gets the whole one.
-        """
-        return self._prepare(selection, fill, example)[1]()
-
-    def _prepare(
-        self, selection: Selection, fill: Fill, example: Any
-    ) -> tuple[Plan, Callable[[], nn.Module]]:
         self._check(selection)
         hooks = [hook for _, hook in hooks_of(self.model)]
         if not all(site in hooks for site in self.sites):
@@ -320,9 +309,18 @@ class Plugin:
                 "No batch has passed the model since it was attached or compiled: give one, example=batch."
             )
         plain = attached(unsharded(self.model)) if units(self.model) else self
-        return prepare(
-            plain.model, plain.gates, plain.sites, selection, self._on_device(call), fill
+        call = self._on_device(call)
+        return make_plan(
+            plain.model, plain.gates, plain.sites, selection, call, fill, source=self.model
         )
+
+    def prune(self, selection: Selection, *, fill: Fill = "mean", example: Any = None) -> nn.Module:
+        """A new model without the dropped fields and without gates; this one is left alone. Arguments as in `plan`.
+
+        It computes what `masked(selection)` does: means and gates are folded into its weights. `torchleap.carry_over` brings
+        the optimizer along for fine-tuning. Of a model that FSDP2 has sharded all ranks have to ask, and each gets the whole one.
+        """
+        return self.plan(selection, fill=fill, example=example).apply()
 
     def _on_device(self, call: Call) -> Call:
         """The example where the model is now."""

@@ -14,8 +14,8 @@ import torchleap as tl
 from tests.surgery.test_fallback import Batch, Deciding
 from tests.surgery.test_prune import COLUMNS, prepared
 from tests.surgery.test_traps import Ranker, pruned
-from torchleap.surgery.compare import alike, difference
-from torchleap.surgery.rounding import with_other_rounding
+from torchleap.surgery.trial.compare import alike, difference
+from torchleap.surgery.trial.rounding import with_other_rounding
 
 
 def test_rounding_is_forgiven_and_errors_are_not():

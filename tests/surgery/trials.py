@@ -22,7 +22,7 @@ from torch import Tensor, nn
 import torchleap as tl
 from tests.surgery.constructs import FIELDS, WIDTH
 from tests.surgery.random_models import OTHERS, RandomModel, constructs_of, double, make_batch
-from torchleap.surgery.compare import leaves_of
+from torchleap.surgery.trial.compare import leaves_of
 
 SECONDS = 60  # after which a trial counts as one that hangs
 
