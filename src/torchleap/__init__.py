@@ -21,13 +21,13 @@ if TYPE_CHECKING:
     from .fields import Field, Fields
     from .gates.leap import LeAP
     from .gates.optimizer import GateOptimizer
-    from .objectives import auc, gauc, log_loss, s_auc
+    from .objectives import Metric, Objective, auc, gauc, log_loss, s_auc
     from .pipeline.decide import Decision, decide
     from .pipeline.search import retrain, search
     from .pipeline.serve import Served
     from .plugin import Plugin, attach, attached
     from .report import Report
-    from .selection import Selection
+    from .selection import Rule, Selection
     from .surgery import Plan
     from .surgery.plan import plan_of
     from .training import fit as train
@@ -58,9 +58,12 @@ _NAMES = {
     "LazyAdam": "training.lazy_adam",
     "LeAP": "gates.leap",
     "LearnGates": "training.stream",
+    "Metric": "objectives",
+    "Objective": "objectives",
     "Plan": "surgery",
     "Plugin": "plugin",
     "Report": "report",
+    "Rule": "selection",
     "Selection": "selection",
     "Served": "pipeline.serve",
     "Training": "training.fit",
@@ -112,11 +115,14 @@ __all__ = [
     "LazyAdam",
     "LeAP",
     "LearnGates",
+    "Metric",
     "MetricError",
+    "Objective",
     "Plan",
     "Plugin",
     "RemovedTableError",
     "Report",
+    "Rule",
     "Selection",
     "SelectionError",
     "Served",

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from ._common.errors import TorchleapError
-from ._common.files import append, make_folder, write_whole
+from ._common.files import append, make_folder, write_atomically
 from ._common.text import plural
 from .plugin import attached
 from .sites.site import sites_of
@@ -222,7 +222,7 @@ class HistoryFile(Watcher):
     def _write(self, run: Run) -> None:
         self._columns = list(dict.fromkeys(key for record in run.history for key in record))
         header = _csv_line(self._columns) if self._path.suffix == ".csv" and self._columns else ""
-        write_whole(self._path, header + self._lines(run.history))
+        write_atomically(self._path, header + self._lines(run.history))
 
     def _lines(self, records: Iterable[Record]) -> str:
         if self._path.suffix == ".csv":

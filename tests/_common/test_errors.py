@@ -1,9 +1,9 @@
-import numpy as np
+import pickle
+
 import pytest
 
 import torchleap as tl
-from torchleap._common.checks import is_number, is_whole, refuse_settings
-from torchleap._common.errors import nearest
+from torchleap._common.errors import RemovedTableError, nearest, shown
 
 
 @pytest.mark.parametrize("kind", [tl.FieldError, tl.AttachError, tl.SelectionError, tl.MetricError])
@@ -19,22 +19,13 @@ def test_nearest_suggests_or_lists():
     assert nearest("zzz", []) == "Known: none."
 
 
-def test_only_what_does_not_hold_is_refused():
-    refuse_settings({"fine": True})
-    with pytest.raises(tl.TorchleapError, match="cannot be used: one; two"):
-        refuse_settings({"one": False, "fine": True, "two": False})
+def test_a_long_value_is_shown_cut_and_in_quotes():
+    assert shown("short") == "'short'"
+    assert shown("line\nbreak") == "'line\\nbreak'"
+    assert shown("a" * 100, most=12) == "'aaaaaaa...'"
 
 
-@pytest.mark.parametrize(
-    ("value", "number", "whole"),
-    [
-        (1, True, True),
-        (1.5, True, False),
-        (np.int64(3), True, True),
-        (np.float32(3), True, False),
-        (True, False, False),
-        ("1", False, False),
-    ],
-)
-def test_numbers(value, number, whole):
-    assert (is_number(value), is_whole(value)) == (number, whole)
+def test_a_removed_table_error_survives_pickling():
+    error = pickle.loads(pickle.dumps(RemovedTableError(["b", "a"], "item()")))
+    assert error.tables == {"a", "b"}
+    assert "item() needs 'a', 'b'. Prune with example=" in str(error)

@@ -15,7 +15,7 @@ from torch import nn
 import torchleap as tl
 from tests.report.records import select_record
 from torchleap._common.errors import TorchleapError, WriteError
-from torchleap._common.files import append, make_folder, replace_file, write_whole, writing
+from torchleap._common.files import append, make_folder, replace_file, write_atomically, writing
 from torchleap.bench.store import Store
 from torchleap.bench.tables import write_tables
 from torchleap.callbacks import HistoryFile
@@ -75,7 +75,7 @@ WRITERS = {
     "report.html": lambda path: tl.Report(select_record(4, steps=3)).write(path),
     "report.json": lambda path: tl.Report(select_record(4, steps=3)).write(path),
     "history.csv": history,
-    "note.txt": lambda path: write_whole(path, "x" * 1000),
+    "note.txt": lambda path: write_atomically(path, "x" * 1000),
 }
 
 
@@ -166,7 +166,7 @@ def test_a_folder_that_is_a_file_or_gone_is_told(tmp_path):
         ):
             make_folder(place)
     for write in (
-        lambda path: write_whole(path, "x"),
+        lambda path: write_atomically(path, "x"),
         lambda path: append(path, b"x"),
         SELECTION.save,
     ):

@@ -1,4 +1,4 @@
-from torchleap._common.text import plural, table
+from torchleap._common.text import first_line, plural, table
 
 
 def test_a_table_aligns_names_to_the_left_and_numbers_to_the_right():
@@ -16,3 +16,9 @@ def test_plural():
         "1 field",
         "1,000 fields",
     )
+
+
+def test_the_first_line_of_an_error_is_short_and_printable():
+    assert first_line(ValueError("no such\x1b[31m file.\nTraceback")) == "no such?[31m file"
+    assert first_line(ValueError("x" * 1000)) == "x" * 300
+    assert first_line(KeyError()) == "KeyError"

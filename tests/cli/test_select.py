@@ -22,7 +22,7 @@ pytest.importorskip("rich")
 
 import torchleap as tl  # noqa: E402
 from torchleap import cli  # noqa: E402
-from torchleap._common.files import held  # noqa: E402
+from torchleap._common.locks import held  # noqa: E402
 from torchleap.cli.select import RESULTS, against_truth, least_sure, shortened  # noqa: E402
 from torchleap.selection import Selection  # noqa: E402
 
@@ -505,7 +505,7 @@ def test_two_runs_into_one_folder_at_a_time_are_refused(place, tmp_path, capsys)
 
 
 def test_a_run_that_is_killed_holds_nothing(tmp_path):
-    code = "import os, sys; from torchleap._common.text import held\nwith held(sys.argv[1]): os._exit(7)"
+    code = "import os, sys; from torchleap._common.locks import held\nwith held(sys.argv[1]): os._exit(7)"
     killed = subprocess.run([sys.executable, "-c", code, str(tmp_path / "out")], check=False)
     assert killed.returncode == 7
     with held(tmp_path / "out"):

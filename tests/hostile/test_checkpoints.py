@@ -15,7 +15,7 @@ from torch import nn
 
 import torchleap as tl
 from tests.hostile.watch import watched
-from torchleap._common.files import key_of
+from torchleap._common.plain import key_of
 from torchleap._common.sealed import digest_of, load_sealed, save_sealed
 from torchleap.training.checkpoints import CheckpointError
 from torchleap.training.fit import Hook, Training, TrainingError, fit

@@ -17,7 +17,7 @@ import torch
 import torchleap as tl
 from tests.hostile.test_checkpoints import PICKLES
 from tests.hostile.watch import watched
-from torchleap._common.files import key_of
+from torchleap._common.plain import key_of
 from torchleap.data.files import cache
 from torchleap.data.files.cache import once
 from torchleap.data.files.encoding import Encoding, save_encoding

@@ -13,7 +13,7 @@ import torch
 import torchleap as tl
 from torchleap.methods import LeAPMethod
 from torchleap.pipeline import decide as selecting
-from torchleap.pipeline.decide import decide, forget, removal_order
+from torchleap.pipeline.decide import decide, forget
 from torchleap.pipeline.search import suited_batch
 from torchleap.pipeline.serve import Served
 from torchleap.selection import Selection
@@ -607,14 +607,6 @@ def test_positives_and_findings_are_recorded(task):
     )
     assert found.record["findings"] == [finding]
     assert found.record["task"]["positives"]["test"] == int(task.test.label.sum())
-
-
-def test_ties_go_as_select_has_them(task):
-    scores = dict.fromkeys(task.fields.names, 0.3)
-    order = removal_order(tl.selection.select(task.fields, scores, share=1.0))
-    for share, kept in ((0.75, 3), (0.5, 2), (0.25, 1)):
-        found = tl.selection.select(task.fields, scores, share=share)
-        assert set(found.dropped) == set(order[: 4 - kept])
 
 
 def test_weird_names_come_through(tmp_path):

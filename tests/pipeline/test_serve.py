@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import torchleap as tl
-from torchleap._common.files import held
+from torchleap._common.locks import held
 from torchleap.pipeline.decide import decide
 from torchleap.pipeline.serve import Served
 

@@ -1,12 +1,14 @@
-"""The few error classes, and what the checks that raise them share."""
+"""The error classes of the project, and helpers that write values and names into their messages."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from difflib import get_close_matches
-from numbers import Integral, Real
 
 
 class TorchleapError(ValueError):
-    """Any bad input that torchleap refuses; the message says what was expected, what was found, and the cure."""
+    """Any bad input that torchleap refuses.
+
+    The message states what was expected, what was found, and the cure.
+    """
 
 
 class FieldError(TorchleapError):
@@ -14,7 +16,7 @@ class FieldError(TorchleapError):
 
 
 class AttachError(TorchleapError):
-    """The gates cannot be put at that place of that model."""
+    """The gates cannot be attached at that place of that model."""
 
 
 class SelectionError(TorchleapError):
@@ -33,12 +35,19 @@ class MetricError(TorchleapError):
     """A metric is not defined on this input."""
 
 
+class WriteError(TorchleapError, OSError):
+    """A file cannot be written: no space is left, or the place does not allow it."""
+
+
 class RemovedTableError(FieldError):
-    """A pruned model reads a table that surgery has removed, on a batch unlike the example that it was pruned with.
+    """A pruned model reads a table that surgery has removed.
+
+    This happens on a batch that takes another path through the model than the example with
+    which the model was pruned.
 
     Args:
         tables: The names of the tables in the model.
-        reader: What needs their rows, such as "item()" or "the output".
+        reader: The operation that needs their rows, such as "item()" or "the output".
     """
 
     def __init__(self, tables: Iterable[str], reader: str) -> None:
@@ -46,21 +55,21 @@ class RemovedTableError(FieldError):
         self.reader = reader
         names = ", ".join(map(repr, sorted(self.tables)))
         super().__init__(
-            "Expected forward() to read removed tables for dropped fields alone, as it did with the example that the "
-            f"model was pruned with, but with this batch {reader} needs {names}. "
-            "Prune with example= such a batch, which keeps the table."
+            "Expected forward() to read removed tables for dropped fields alone, as it did with "
+            "the example that the model was pruned with, but with this batch "
+            f"{reader} needs {names}. Prune with example= such a batch, which keeps the table."
         )
 
     def __reduce__(self) -> tuple[type["RemovedTableError"], tuple[frozenset[str], str]]:
         return type(self), (self.tables, self.reader)
 
 
-class WriteError(TorchleapError, OSError):
-    """A file cannot be written: no space is left, or the place does not allow it."""
-
-
 def shown(value: object, most: int = 60) -> str:
-    """Write a value for a message: quoted, without control characters, and never longer than `most`.
+    """Return a value as text for a message: quoted and without control characters.
+
+    Args:
+        value: Any value; its `repr` is written.
+        most: The largest number of characters; a longer text is cut.
 
     >>> shown("a" * 100, most=12)
     "'aaaaaaa...'"
@@ -72,7 +81,7 @@ def shown(value: object, most: int = 60) -> str:
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """Say which known names resemble `name`.
+    """Return a sentence with the known names that resemble `name`, or with the first of them all.
 
     >>> nearest("ctr_7", ["user_id", "ctr_7d"])
     "Did you mean 'ctr_7d'?"
@@ -81,27 +90,7 @@ def nearest(name: str, known: Iterable[str]) -> str:
     close = get_close_matches(name, names, n=3, cutoff=0.4)
     if close:
         return f"Did you mean {' or '.join(map(shown, close))}?"
-    listed = ", ".join(map(shown, names[:8])) + (", ..." if len(names) > 8 else "")
-    return f"Known: {listed or 'none'}."
-
-
-def refuse_settings(expected: Mapping[str, bool]) -> None:
-    """Raise all sentences that do not hold, together."""
-    problems = [sentence for sentence, holds in expected.items() if not holds]
-    if problems:
-        raise TorchleapError("These settings cannot be used: " + "; ".join(problems) + ".")
-
-
-def is_number(value: object) -> bool:
-    """Whether it is a real number, numpy's included; True and False are not."""
-    return isinstance(value, Real) and not isinstance(value, bool)
-
-
-def is_seed(value: object) -> bool:
-    """Say whether every random generator takes it as a seed: scikit-learn's want 32 bits."""
-    return isinstance(value, Integral) and is_whole(value) and 0 <= int(value) < 1 << 32
-
-
-def is_whole(value: object) -> bool:
-    """Whether it is a whole number, numpy's included; True and False are not."""
-    return isinstance(value, Integral) and not isinstance(value, bool)
+    listed = [shown(known_name) for known_name in names[:8]]
+    if len(names) > len(listed):
+        listed.append("...")
+    return f"Known: {', '.join(listed) or 'none'}."

@@ -1,7 +1,8 @@
-"""Files of tensors that carry a digest of themselves: a flipped bit is noticed before anything is read.
+"""Files of tensors that carry a digest of themselves: a flipped bit is noticed before loading.
 
-The digest is the comment of the zip file that torch.save writes, so that torch.load still reads it. It shows accidents, not
-attacks: whoever changes a file can seal it again. Such a file is read by `weights_only=True`, which runs no code.
+The digest is the comment of the zip file that torch.save writes, so that torch.load still reads it.
+It shows accidents, not attacks: whoever changes a file can seal it again. Such a file is read with
+`weights_only=True`, which runs no code.
 """
 
 import hashlib
@@ -15,16 +16,16 @@ from .errors import TorchleapError
 from .text import first_line
 
 MARK = b"torchleap-sha256:"
-BLOCK = 1 << 20  # bytes that are read together
+BLOCK = 1 << 20  # bytes per read
 LENGTH = len(MARK) + 64
 
 
 class DamagedError(TorchleapError):
-    """A file is not what was written."""
+    """The content of a file is not what was written."""
 
 
 def save_sealed(content: Any, path: Path) -> None:
-    """Write tensors and plain values with torch.save, and a digest of the file at its end."""
+    """Write tensors and plain values with torch.save, with a digest of the file at its end."""
     torch.save(content, path)
     with path.open("r+b") as file:
         file.seek(-2, os.SEEK_END)  # the length of the comment, 0
@@ -34,23 +35,25 @@ def save_sealed(content: Any, path: Path) -> None:
 
 
 def load_sealed(path: Path) -> Any:
-    """Read what `save_sealed` wrote; a DamagedError says what is wrong with it."""
+    """Return the content that `save_sealed` wrote; a damaged file is a DamagedError."""
     size = path.stat().st_size
     with path.open("rb") as file:
         file.seek(max(0, size - LENGTH))
         comment = file.read()
         if not comment.startswith(MARK):
             raise DamagedError("it has no digest at its end")
-        if _digest(file, size - LENGTH) != comment.removeprefix(MARK).decode("ascii", "replace"):
+        expected = comment.removeprefix(MARK).decode("ascii", "replace")
+        if _digest(file, size - LENGTH) != expected:
             raise DamagedError("its content is not what was written")
         refuse_packed(file)
         return torch.load(file, map_location="cpu", weights_only=True)
 
 
 def refuse_packed(file: IO[bytes]) -> None:
-    """Refuse a zip file whose entries would become larger than the file; torch.save does not pack them.
+    """Refuse a zip file whose entries are compressed: they could fill the memory.
 
-    PyTorch's own reader is asked: another one may find another list of entries in a file that was made for that.
+    torch.save does not compress. PyTorch's own reader lists the entries, because another one may
+    find another list in a file that was crafted for that.
     """
     file.seek(0, os.SEEK_END)
     size = file.tell()
@@ -74,11 +77,14 @@ def digest_of(path: Path) -> str:
 
 
 def _digest(file: IO[bytes], size: int) -> str:
-    """Return the SHA-256 of the first bytes of a file, behind which it then stands."""
+    """Return the SHA-256 of the first bytes of a file, which is then positioned after them."""
     found = hashlib.sha256()
     file.seek(0)
     left = size
-    while left and (block := file.read(min(left, BLOCK))):
+    while left:
+        block = file.read(min(left, BLOCK))
+        if not block:
+            break
         found.update(block)
         left -= len(block)
     return found.hexdigest()

@@ -7,7 +7,7 @@ from typing import Any
 
 from .._common.checks import is_number, is_whole, refuse_settings, with_settings
 from .._common.errors import TorchleapError, nearest
-from .._common.files import read_toml
+from .._common.plain import read_toml
 from ..methods import METHODS, Method, Permutation
 from ..methods import named as method_named
 from ..models import MODELS, Backbone, benchmark

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from .._common.errors import TorchleapError
-from .._common.files import append, make_folder, parse_json, writing
+from .._common.files import append, make_folder, writing
+from .._common.plain import parse_json
 from .._common.text import first_line
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from .._common.checks import is_number, is_whole
 from .._common.errors import TorchleapError
-from .._common.files import make_folder, write_whole
+from .._common.files import make_folder, write_atomically
 from .._common.text import table
 from .statistics import Mean
 
@@ -157,9 +157,9 @@ def over_seeds(seeds: int) -> str:
 def write_tables(tables: Sequence[Table], folder: Path, name: str) -> None:
     """Write the tables below each other to NAME.txt, NAME.md and NAME.tex; the folder is made where it is missing."""
     make_folder(folder)
-    write_whole(folder / f"{name}.txt", "\n\n\n".join(each.text() for each in tables) + "\n")
-    write_whole(folder / f"{name}.md", "\n\n".join(each.markdown() for each in tables) + "\n")
-    write_whole(
+    write_atomically(folder / f"{name}.txt", "\n\n\n".join(each.text() for each in tables) + "\n")
+    write_atomically(folder / f"{name}.md", "\n\n".join(each.markdown() for each in tables) + "\n")
+    write_atomically(
         folder / f"{name}.tex",
         "\n\n".join(["% \\usepackage{booktabs}", *(each.latex() for each in tables)]) + "\n",
     )

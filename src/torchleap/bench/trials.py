@@ -6,7 +6,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from .._common.files import key_of, make_folder
+from .._common.files import make_folder
+from .._common.plain import key_of
 from .._common.text import plural
 from ..methods import Method
 from ..models import Backbone

@@ -16,7 +16,7 @@ import typer
 from rich.console import Console
 
 from .._common.errors import TorchleapError
-from .._common.files import held
+from .._common.locks import held
 from .._common.text import plural
 from .inputs import findings_of, show_findings, show_opening
 from .show import (

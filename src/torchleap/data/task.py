@@ -18,7 +18,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 from .._common.checks import is_number, is_whole, refuse_settings
 from .._common.errors import DataError, FieldError, nearest, shown
-from .._common.files import key_of
+from .._common.plain import key_of
 from .._common.text import first_line, plural, table
 from ..distributed import ranks
 from ..fields import Field, Fields

@@ -8,7 +8,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from .._common.checks import check_types
+from .._common.checks import check_settings
 from ..data.task import Batch, Batches, Task
 from ..models import Backbone, Ranker, build
 from ..training.fit import Hook, Run, Training, TrainingError, fit
@@ -83,7 +83,7 @@ class Method:
     asks_trained: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        check_types(self)
+        check_settings(self)
 
     def score(self, search: Search) -> Scores:
         """The scores of all fields; the higher, the more it is worth to keep."""

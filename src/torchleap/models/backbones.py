@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from .._common.checks import check_types
+from .._common.checks import check_settings
 from ..fields import Fields
 from .layers import FieldVectors, mlp, pair_sum, pairs_of
 
@@ -24,7 +24,7 @@ class Backbone:
     batch_norm: bool = True
 
     def __post_init__(self) -> None:
-        check_types(self)
+        check_settings(self)
 
     def net(self, fields: Fields) -> nn.Module:
         """The network for these fields, (B, D) -> (B,)."""

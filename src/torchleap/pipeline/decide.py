@@ -20,7 +20,7 @@ from torch import nn
 
 from .._common.checks import is_number, refuse_settings
 from .._common.errors import DataError, MetricError, shown
-from .._common.files import make_folder, replace_file, replace_together, write_whole
+from .._common.files import make_folder, replace_file, replace_together, write_atomically
 from ..data.task import Task, TaskColumn
 from ..distributed import ranks
 from ..fields import Fields
@@ -29,7 +29,7 @@ from ..models import Backbone
 from ..models import named as backbone_named
 from ..objectives import Difference, auc, auc_difference, gauc, gauc_difference
 from ..plugin import Plugin, attach, attached
-from ..selection import Selection, select
+from ..selection import Rule, Selection, removal_order, select
 from ..surgery.plan import plan_of
 from ..training.fit import Hook, Training, TrainingError, evaluate, fit, predict
 from .search import RetrainResult, SearchResult, retrain, search, seeded
@@ -74,13 +74,15 @@ class Decision:
             for name, value in metrics[part].items()
         }
         save_served(self.model, self.task, self.selection, target, flat)
-        write_whole(target / "metrics.json", json.dumps(metrics, indent=1, allow_nan=False) + "\n")
+        write_atomically(
+            target / "metrics.json", json.dumps(metrics, indent=1, allow_nan=False) + "\n"
+        )
         with replace_file(target / "history.jsonl") as path:
             path.write_text(
                 "".join(json.dumps(record) + "\n" for record in self.record["history"]),
                 encoding="utf-8",
             )
-        write_whole(target / "report.json", json.dumps(self.record, allow_nan=False) + "\n")
+        write_atomically(target / "report.json", json.dumps(self.record, allow_nan=False) + "\n")
 
 
 def decide(
@@ -252,7 +254,8 @@ class _Work:
         )
         every = found.select(threshold=min(found.scores.values()))
         kept_by = {name: value for name, value in every.settings.items() if name != "threshold"}
-        return replace(every, settings={**kept_by, "threshold": bar or 0.5}), reason
+        wanted = Rule.of(threshold=bar or 0.5)
+        return replace(every, settings={**kept_by, **wanted.to_json()}, rule=wanted), reason
 
     def _too_few(self) -> str | None:
         """Say why the rows that gates and comparison rest on are too few, if they are."""
@@ -292,7 +295,7 @@ class _Work:
         plain = {name: None if value is None else float(value) for name, value in rule.items()}
         if rule_before != plain:
             (self.folder / "fine.pt").unlink(missing_ok=True)
-        write_whole(path, json.dumps({"settings": ours, "rule": plain}) + "\n")
+        write_atomically(path, json.dumps({"settings": ours, "rule": plain}) + "\n")
 
     def _settings(self) -> dict[str, Any]:
         """What a run must have in common with its checkpoints."""
@@ -334,7 +337,7 @@ class _Work:
 
     def _curve(self, plugin: Plugin, selection: Selection) -> dict[str, Any]:
         """The metric on validation rows while fields are masked, the worst first."""
-        order = removal_order(selection)
+        order = removal_order(selection.fields, selection.scores)
         removed = (
             [round(step * len(order) / POINTS) for step in range(POINTS + 1)]
             if len(order) > POINTS
@@ -541,24 +544,9 @@ def with_means(model: nn.Module, task: Task, seed: int) -> Plugin:
     return plugin
 
 
-def removal_order(selection: Selection) -> list[str]:
-    """The names in the order in which they would go: `select`'s own, from its end; protected fields never do."""
-    fields = [
-        (-score, f.cost or 0.0, f.name)
-        for f, score in zip(selection.fields, selection.score, strict=True)
-        if not f.protected
-    ]
-    order = [name for *_, name in sorted(fields, reverse=True)]
-    return order if len(order) < len(selection.fields) else order[:-1]  # one has to stay
-
-
 def rule_of(selection: Selection) -> dict[str, Any]:
     """The rule that a selection was made by."""
-    return {
-        name: selection.settings[name]
-        for name in ("threshold", "share", "dims", "cost")
-        if name in selection.settings
-    }
+    return {} if selection.rule is None else {**selection.rule.to_json()}
 
 
 def trajectories(history: Sequence[Mapping[str, float]], fields: Fields) -> dict[str, Any] | None:

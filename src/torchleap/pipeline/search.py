@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from .._common.files import make_folder, write_whole
+from .._common.files import make_folder, write_atomically
 from ..data.task import Task
 from ..distributed import ranks
 from ..fields import Fields
@@ -169,7 +169,7 @@ def _folder_for(method: Method, work: Search, *, keep: bool) -> Iterator[None]:
                 raise TrainingError(
                     f"{work.checkpoints} is of another search: {found}, not {method!r}. Remove it to start anew."
                 )
-            write_whole(note, repr(method))
+            write_atomically(note, repr(method))
     yield
     if keep or not ranks.is_first():
         return

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from .. import export
 from .._common.checks import is_whole
 from .._common.errors import DataError, TorchleapError, nearest
-from .._common.files import write_whole
+from .._common.files import write_atomically
 from .._common.text import first_line
 from ..data.files.encoding import MANIFEST as ENCODED
 from ..data.files.encoding import Encoding, save_encoding
@@ -44,7 +44,9 @@ def save_served(
         kind: {name: [place.start, place.stop] for name, place in own.items()}
         for kind, own in slots.items()
     }
-    write_whole(folder / LAYOUT, json.dumps({**layout, "result": _result(folder, layout)}) + "\n")
+    write_atomically(
+        folder / LAYOUT, json.dumps({**layout, "result": _result(folder, layout)}) + "\n"
+    )
 
 
 def refuse_others(folder: Path) -> None:

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from .._common.errors import TorchleapError
-from .._common.files import make_folder, read_json, replace_file, write_whole
+from .._common.files import make_folder, replace_file, write_atomically
+from .._common.plain import read_json
 from .bench import bench_pictures
 from .charts import select_pictures
 from .page import needed, render
@@ -47,7 +48,7 @@ class Report:
 
     def write(self, path: str | os.PathLike[str]) -> None:
         """Write the page, or the record if the name ends in .json; the file appears whole or not at all."""
-        write_whole(path, self.json() if Path(path).suffix == ".json" else self.html())
+        write_atomically(path, self.json() if Path(path).suffix == ".json" else self.html())
 
     def png(self, folder: str | os.PathLike[str], *, scale: float = 2.0) -> list[Path]:
         """Write each chart as a picture; returns their paths.

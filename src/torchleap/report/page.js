@@ -309,15 +309,15 @@ function pointAtRows(box) {
 
 // ---- the budget ----
 
+// The teams come in the order in which `torchleap.selection.rank` takes them; the slider starts at the protected ones.
 function within(budget) {
   const kept = new Set();
   let spent = 0;
-  const keep = (team) => {
+  for (const team of page.budget.teams) {
+    if (spent + team.width > budget) continue;
     spent += team.width;
     team.members.forEach((place) => kept.add(place));
-  };
-  page.budget.teams.filter((team) => team.protected).forEach(keep);
-  for (const team of page.budget.teams) if (!team.protected && spent + team.width <= budget) keep(team);
+  }
   return { kept, spent };
 }
 
@@ -356,7 +356,7 @@ function asSelection(budget, kept) {
     score: field.values.score,
     kept: kept.has(place),
   });
-  return { format: 1, method: page.method, settings: { dims: budget }, fields: fields.map(record) };
+  return { format: 1, method: page.method, settings: { dims: budget }, rule: { dims: budget }, fields: fields.map(record) };
 }
 
 function chips(list, places, kept) {

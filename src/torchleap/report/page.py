@@ -10,7 +10,7 @@ from typing import Any
 from .._common.checks import is_number
 from .._common.errors import FieldError, SelectionError, TorchleapError
 from ..fields import Field, Fields
-from ..selection import _check_scores, _ranked_teams
+from ..selection import rank
 from . import charts, colours, numbers, verdict
 from .bench import bench_charts, bench_context
 from .measures import rank_correlation
@@ -244,20 +244,14 @@ def _budget(record: Mapping[str, Any]) -> dict[str, Any] | None:
         scores = {f["name"]: f.get("score") for f in record["fields"]}
         if not all(map(is_number, scores.values())):
             return None
-        _check_scores(fields, scores)
+        teams = rank(fields, scores)
     except (FieldError, SelectionError, TypeError):
         return None
-    teams = _ranked_teams(fields, scores)
-    widths = [sum(f.width for f in team) for team in teams]
-    least = sum(f.width for team in teams for f in team if f.protected) or min(widths)
+    least = sum(team.width for team in teams if team.protected) or min(team.width for team in teams)
     kept = sum(f["width"] for f in record["fields"] if decision(f) != "dropped")
     shown = [
-        {
-            "members": [fields.index(f.name) for f in team],
-            "width": width,
-            "protected": team[0].protected,
-        }
-        for team, width in zip(teams, widths, strict=True)
+        {"members": [fields.index(name) for name in team.names], "width": team.width}
+        for team in teams
     ]
     return {
         "teams": shown,

@@ -27,7 +27,7 @@ from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
 from .._common.checks import is_whole
-from .._common.files import key_of
+from .._common.plain import key_of
 from .._common.sealed import digest_of, refuse_packed
 
 INDEX = "index.json"

@@ -20,7 +20,7 @@ import torch
 from numpy.typing import NDArray
 
 from ..._common.errors import DataError, shown
-from ..._common.files import key_of
+from ..._common.plain import key_of
 from . import splits
 from .cache import checksums
 from .encoders import (

@@ -24,7 +24,7 @@ import torch
 
 from ..._common.checks import is_whole
 from ..._common.errors import DataError, nearest, shown
-from ..._common.files import key_of
+from ..._common.plain import key_of
 from ...fields import Field, Fields
 from ...selection import Selection
 from ..task import Batch, Task, TaskColumn, _joined

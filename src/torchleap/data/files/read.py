@@ -10,7 +10,7 @@ import polars as pl
 
 from ..._common.checks import is_number, is_seed
 from ..._common.errors import DataError, nearest
-from ..._common.files import key_of
+from ..._common.plain import key_of
 from ..task import Task
 from . import splits
 from .cache import cache_folder, once, temporary

@@ -12,7 +12,7 @@ import polars as pl
 
 from ..._common.checks import is_whole
 from ..._common.errors import DataError, nearest
-from ..._common.files import read_toml
+from ..._common.plain import read_toml
 
 Kind = Literal["numeric", "categorical", "list", "vector"]
 Scale = Literal["standard", "quantile", "log", "none"]

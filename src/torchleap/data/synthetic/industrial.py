@@ -467,7 +467,7 @@ def industrial(
     Args:
         folder: Where to keep it; the user's cache if left out.
     """
-    from ..._common.files import key_of
+    from ..._common.plain import key_of
     from ..files.cache import cache_folder, once
     from ..files.read import read
 

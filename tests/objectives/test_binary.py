@@ -1,3 +1,6 @@
+import math
+import statistics
+
 import numpy as np
 import pytest
 import torch
@@ -5,10 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sklearn.metrics import log_loss as sklearn_log_loss
 from sklearn.metrics import roc_auc_score
-
 from tests.slow import auc_by_pairs
+
 from torchleap import MetricError, auc, gauc, log_loss, s_auc
-from torchleap.objectives import auc_difference, gauc_difference
+from torchleap.objectives import auc_difference, gauc_difference, log_loss_difference
 
 ROWS = st.lists(
     st.tuples(
@@ -88,7 +91,7 @@ def test_metrics_take_tensors_arrays_and_lists_alike():
 
 
 def test_s_auc_reproduces_the_paper_s_table():
-    """Table 1 of the paper at 50 %: the published S_AUC from the published AUCs, to their rounding."""
+    """Table 1 of the paper at 50 %: the published S_AUC from the published AUCs, as rounded."""
     columns = ("criteo", "avazu", "aliccp", "ml-1m")
     rows = {
         "none": (0.8014, 0.7882, 0.6598, 0.7950),
@@ -117,6 +120,8 @@ def test_s_auc_reproduces_the_paper_s_table():
         (lambda: auc([0, 1], [0.1, float("nan")]), "NaN or infinite"),
         (lambda: gauc([0, 1], [0.1, 0.2], ["u"]), "2 rows and 1 groups"),
         (lambda: gauc([0, 1], [0.1, 0.2], np.array(["u", None], dtype=object)), "can be sorted"),
+        (lambda: log_loss_difference([0, 1], [0.1, 0.2], [0.1, 2.0]), "Apply a sigmoid"),
+        (lambda: log_loss_difference([0, 1], [0.1], [0.1, 0.2]), "2 labels and 1 scores"),
         (lambda: s_auc({"a": {"x": 0.0}}), "above 0"),
         (lambda: log_loss([0, 1], [-0.1, 2.0]), "Apply a sigmoid"),
         (lambda: s_auc({}), "empty"),
@@ -170,10 +175,12 @@ def test_the_same_scores_differ_by_nothing():
     label, before, _, group = rows_of_two_models(rows=200)
     assert auc_difference(label, before, before) == (0, 0, 0)
     assert gauc_difference(label, before, before, group) == (0, 0, 0)
+    chance = np.exp(-np.exp(before))
+    assert log_loss_difference(label, chance, chance) == (0, 0, 0)
 
 
 def interval_by_pairs(labels, before, after):
-    """DeLong's interval of the difference, row by row and pair by pair; one row of a class has no spread."""
+    """DeLong's interval of the difference, pair by pair; one row of a class has no spread."""
     positives = [row for row in range(len(labels)) if labels[row]]
     negatives = [row for row in range(len(labels)) if not labels[row]]
 
@@ -214,3 +221,47 @@ def test_the_interval_of_a_gauc_difference_weighs_groups_by_their_rows():
     squares = sum((share * (gain - value)) ** 2 for share, gain in zip(shares, gains, strict=True))
     expected = (value, value - 1.96 * squares**0.5, value + 1.96 * squares**0.5)
     assert gauc_difference(label, before, after, group) == pytest.approx(expected)
+
+
+def log_losses_row_by_row(labels, probabilities):
+    return [
+        -math.log(probability if label else 1 - probability)
+        for label, probability in zip(labels, probabilities, strict=True)
+    ]
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 1), st.floats(0.01, 0.99), st.floats(0.01, 0.99)),
+        min_size=2,
+        max_size=30,
+    )
+)
+def test_the_interval_of_a_log_loss_difference_equals_the_paired_one_of_the_rows(rows):
+    labels, before, after = zip(*rows, strict=True)
+    pairs = zip(
+        log_losses_row_by_row(labels, before), log_losses_row_by_row(labels, after), strict=True
+    )
+    changes = [new - old for old, new in pairs]
+    value = statistics.mean(changes)
+    error = statistics.stdev(changes) / math.sqrt(len(changes))
+    expected = (value, value - 1.96 * error, value + 1.96 * error)
+    assert log_loss_difference(labels, before, after) == pytest.approx(expected, abs=1e-9)
+
+
+def test_the_interval_of_a_log_loss_difference_is_what_redrawn_rows_show():
+    label, before, after, _ = rows_of_two_models()
+    before, after = 1 / (1 + np.exp(-before)), 1 / (1 + np.exp(-after))
+    found = log_loss_difference(label, before, after)
+    assert found.value == pytest.approx(log_loss(label, after) - log_loss(label, before))
+    rng = np.random.default_rng(1)
+    redrawn = []
+    for _ in range(600):
+        rows = rng.integers(0, len(label), len(label))
+        redrawn.append(log_loss(label[rows], after[rows]) - log_loss(label[rows], before[rows]))
+    assert (found.high - found.low) / 3.92 == pytest.approx(np.std(redrawn), rel=0.12)
+
+
+def test_the_log_loss_difference_of_one_row_has_no_spread():
+    found = log_loss_difference([1], [0.5], [0.25])
+    assert found == pytest.approx((math.log(2),) * 3)

@@ -1,0 +1,17 @@
+"""From scores to a selection: the order of the fields, the rules, and the fields that are kept."""
+
+from .rank import Group, rank, removal_order
+from .rule import RULES, Limits, Rule
+from .selection import FORMAT, Selection, select
+
+__all__ = [
+    "FORMAT",
+    "RULES",
+    "Group",
+    "Limits",
+    "Rule",
+    "Selection",
+    "rank",
+    "removal_order",
+    "select",
+]

@@ -1,0 +1,222 @@
+"""Rule: how many fields a selection keeps, by a threshold, a share, a number of dimensions or a cost.
+
+A new rule is one class, and one line each in `RULES` and `Limits`.
+"""
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, TypedDict, Unpack
+
+from .._common.checks import is_number
+from .._common.errors import SelectionError, nearest
+from .rank import Group
+
+
+class Limits(TypedDict, total=False):
+    """The keyword form of a rule, such as `select(..., share=0.5)`; None is the same as leaving it out."""
+
+    threshold: float | None
+    share: float | None
+    dims: float | None
+    cost: float | None
+
+
+@dataclass(frozen=True)
+class Rule(ABC):
+    """How many fields a selection keeps: a kind of limit and its value.
+
+    >>> rule = Rule.of(share=0.5)
+    >>> print(rule, rule.to_json())
+    share=0.5 {'share': 0.5}
+
+    Args:
+        limit: The value, in the unit of the rule.
+    """
+
+    limit: float
+    name: ClassVar[str]  # of the keyword
+    option: ClassVar[str]  # of the command line
+    kind: ClassVar[type] = float  # of the option's value
+    help: ClassVar[str]  # of the option
+
+    def __post_init__(self) -> None:
+        if not is_number(self.limit) or not math.isfinite(self.limit):
+            raise SelectionError(f"{self.name} must be a number, but is {self.limit!r}.")
+        if hasattr(self.limit, "item"):
+            object.__setattr__(
+                self, "limit", self.limit.item()
+            )  # JSON does not take numpy's numbers
+
+    def __str__(self) -> str:
+        return f"{self.name}={self.limit:g}"
+
+    @staticmethod
+    def of(**limits: Unpack[Limits]) -> "Rule":
+        """Return the rule of one keyword: `threshold`, `share`, `dims` or `cost`.
+
+        Without any it is a threshold of 0.5.
+        """
+        for name in limits:
+            if name not in RULES:
+                raise SelectionError(f"There is no rule {name!r}. {nearest(name, RULES)}")
+        given: dict[str, Any] = {name: limit for name, limit in limits.items() if limit is not None}
+        if not given:
+            return Threshold(0.5)
+        if len(given) > 1:
+            *first, last = RULES
+            raise SelectionError(
+                f"Expected one of {', '.join(first)} and {last}, but found {' and '.join(given)}. "
+                "Give one of them."
+            )
+        [(name, limit)] = given.items()
+        return RULES[name](limit)
+
+    @staticmethod
+    def from_json(content: Any) -> "Rule":
+        """Return the rule that `to_json` wrote."""
+        if not isinstance(content, dict) or len(content) != 1 or None in content.values():
+            raise SelectionError(
+                f"Expected a rule such as {{'share': 0.5}}, but found {content!r}."
+            )
+        return Rule.of(**content)
+
+    def to_json(self) -> dict[str, float]:
+        """Return the rule as a plain dict of one entry."""
+        return {self.name: self.limit}
+
+    def check(self, groups: Sequence[Group]) -> None:  # noqa: B027
+        """Refuse a limit that cannot be met, whatever the scores are; `keep` checks this too."""
+
+    @abstractmethod
+    def keep(self, groups: Sequence[Group]) -> list[Group]:
+        """Return the groups that are kept, at least one.
+
+        Args:
+            groups: All groups, as `rank` returns them.
+        """
+
+
+class Threshold(Rule):
+    """Keep scores of at least the limit."""
+
+    name = "threshold"
+    option = "--threshold"
+    help = "Keep fields that score at least this; 0.5 for gates."
+
+    def keep(self, groups: Sequence[Group]) -> list[Group]:
+        """Return the groups that are protected or reach the threshold."""
+        kept = [group for group in groups if group.protected or group.score >= self.limit]
+        if not kept:
+            best = max(group.score for group in groups)
+            raise SelectionError(
+                f"No field scores {self.limit} or more; the best score is {best:.4f}. "
+                "Lower threshold=, or give share=."
+            )
+        return kept
+
+
+class Budget(Rule):
+    """Keep the best groups that fit into a budget; a group that no longer fits is passed over."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.limit <= 0:
+            raise SelectionError(f"{self.name} must be above 0, but is {self.limit}.")
+
+    @abstractmethod
+    def price(self, group: Group) -> float:
+        """Return the part of the budget that a group takes."""
+
+    def budget(self, groups: Sequence[Group]) -> float:
+        """Return the amount that may be spent, with room for rounding: 3 x 0.1 fits into 0.3."""
+        return self.limit * (1 + 1e-9)
+
+    def check(self, groups: Sequence[Group]) -> None:
+        """Refuse a budget below the protected fields, or below the cheapest group."""
+        protected = [group for group in groups if group.protected]
+        spent = sum(map(self.price, protected))
+        if spent > self.budget(groups):
+            raise SelectionError(
+                f"The protected fields alone take {spent:g} of {self}. "
+                "Raise it, or protect fewer fields."
+            )
+        cheapest = min(map(self.price, groups))
+        if cheapest > self.budget(groups):
+            raise SelectionError(f"{self} leaves no field at all. Give at least {cheapest:g}.")
+
+    def keep(self, groups: Sequence[Group]) -> list[Group]:
+        """Return the groups that the budget pays for: protected ones, then the best scores."""
+        self.check(groups)
+        budget = self.budget(groups)
+        spent = 0.0
+        kept = []
+        for group in groups:
+            price = self.price(group)
+            if group.protected or spent + price <= budget:
+                spent += price
+                kept.append(group)
+        return kept
+
+
+class Share(Budget):
+    """Keep this fraction of the fields, rounded down, but never less than the protected fields."""
+
+    name = "share"
+    option = "--share"
+    help = "Keep this share of the fields."
+
+    def __post_init__(self) -> None:
+        Rule.__post_init__(self)
+        if not 0 < self.limit <= 1:
+            raise SelectionError(f"share must lie above 0 and not above 1, but is {self.limit}.")
+
+    def price(self, group: Group) -> float:
+        """Return the number of fields."""
+        return len(group.fields)
+
+    def budget(self, groups: Sequence[Group]) -> float:
+        """Return the number of fields to keep."""
+        count = sum(map(self.price, groups))
+        return math.floor(count * self.limit + 1e-9)  # 0.29 * 100 is 28.999...
+
+    def check(self, groups: Sequence[Group]) -> None:
+        """Refuse a share of less than the smallest group, unless fields are protected."""
+        smallest = min(map(self.price, groups))
+        if smallest > self.budget(groups) and not any(group.protected for group in groups):
+            least = smallest / sum(map(self.price, groups))
+            raise SelectionError(f"{self} leaves no field at all. Give at least {least:.3g}.")
+
+
+class Dims(Budget):
+    """Keep at most this many dimensions."""
+
+    name = "dims"
+    option = "--dims"
+    kind = int
+    help = "Keep at most this many dimensions."
+
+    def price(self, group: Group) -> float:
+        """Return the number of dimensions."""
+        return group.width
+
+
+class Cost(Budget):
+    """Keep at most this much cost, in the unit of `Field.cost`."""
+
+    name = "cost"
+    option = "--budget"
+    help = "Keep fields of at most this cost in total; see --cost."
+
+    def price(self, group: Group) -> float:
+        """Return the cost."""
+        return group.cost
+
+
+RULES: dict[str, type[Rule]] = {
+    "threshold": Threshold,
+    "share": Share,
+    "dims": Dims,
+    "cost": Cost,
+}
