@@ -315,7 +315,7 @@ def test_damaged_files_are_refused(pruned, tmp_path):
     with pytest.raises(tl.SurgeryError, match="is damaged: expected [0-9,]+ bytes, but found"):
         tl.export.load(folder)
     (folder / "model.safetensors").write_bytes(weights[:-1] + bytes([weights[-1] ^ 1]))
-    with pytest.raises(tl.SurgeryError, match="its content is not what the manifest says"):
+    with pytest.raises(tl.SurgeryError, match="its content is not that of the manifest"):
         tl.export.load(folder)
     (folder / "model.safetensors").unlink()
     with pytest.raises(tl.SurgeryError, match="is missing"):

@@ -14,6 +14,7 @@ import torchleap as tl
 from tests.architectures import NAMES, WIDTH, ids_by_name
 from tests.surgery.test_prune import COLUMNS, prepared
 from tests.surgery.test_traps import FED, Ranker, assert_same, pruned
+from torchleap._common.errors import RemovedTableError
 
 
 class Deciding(Ranker):
@@ -307,9 +308,7 @@ def test_a_result_that_depends_on_a_removed_table_is_refused_wherever_it_is_kept
     small(ids_by_name(7, 9))
     with pytest.raises(tl.FieldError, match="needs 'tables.user'"):
         float(small.kept)
-    assert pickle.loads(
-        pickle.dumps(tl.surgery.absent.RemovedTableError(["user"], "sum()"))
-    ).tables == {"user"}
+    assert pickle.loads(pickle.dumps(RemovedTableError(["user"], "sum()"))).tables == {"user"}
 
 
 def test_an_output_that_cannot_be_looked_into_is_returned_on_other_batches():

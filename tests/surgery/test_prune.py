@@ -469,7 +469,7 @@ def test_a_submodule_that_cannot_be_traced_is_one_opaque_operation():
     small = assert_exact(plugin, make)
     assert small.even.in_features == 12
     assert small.odd.linear.in_features == 20
-    assert "odd (Odd) reads them whole: 8 constants fed (exact)." in str(
+    assert "odd (Odd) needs all columns: 8 constants fed (exact)." in str(
         plugin.plan(plugin.select(share=0.6))
     )
 

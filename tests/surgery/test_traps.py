@@ -9,7 +9,7 @@ from torch.nn.utils import prune, spectral_norm, weight_norm
 import torchleap as tl
 from tests.architectures import FIELDS, NAMES, WIDTH, ids_by_name
 from tests.surgery.test_prune import COLUMNS, assert_exact, prepared
-from torchleap.surgery.trial.examples import run_on_cpu
+from torchleap.surgery.trial.run import run_on_cpu
 
 FED = "constants are fed instead (exact)"
 

@@ -5,7 +5,8 @@ import torch
 import torchleap as tl
 from tests.architectures import FIELDS
 from tests.surgery.test_prune import COLUMNS, assert_exact, prepared
-from torchleap.surgery.plan import Surgery, plan_of
+from torchleap.surgery import plan_of
+from torchleap.surgery.prepare import Surgery
 
 
 def columns(rows=32, seed=0):

@@ -7,7 +7,7 @@ from .errors import SurgeryError, TorchleapError
 VARIABLE = "TORCHLEAP_STRICT"
 
 
-class Inexact(SurgeryError):
+class InexactError(SurgeryError):
     """A result that differs from what it should be: always a mistake of the code that made it."""
 
 
@@ -21,12 +21,12 @@ def raise_mistake(error: Exception) -> None:
 
     Code that has a simpler way to fall back to calls this first, with the error of the better way.
     A `TorchleapError` names a reason and is not a mistake; every other error is, and so is
-    `Inexact`.
+    `InexactError`.
     Without TORCHLEAP_STRICT=1 this does nothing, so that users get the simpler way.
 
     Args:
         error: The error that was caught.
     """
-    declared = isinstance(error, TorchleapError) and not isinstance(error, Inexact)
+    declared = isinstance(error, TorchleapError) and not isinstance(error, InexactError)
     if is_strict() and not declared:
         raise error

@@ -27,7 +27,7 @@ class Node(NamedTuple):
     """One operation of a checked graph.
 
     Attributes:
-        target: A function, the name of a method or of an argument, or the path of a layer or tensor.
+        target: A function, the name of a method or argument, or the path of a layer or tensor.
         args: Constants and `Ref`s, possibly within lists, tuples, dicts and slices.
     """
 

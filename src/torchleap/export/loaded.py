@@ -92,7 +92,7 @@ def _empty(name: str, content: dict[str, Any]) -> LoadedModel:
 
 
 def _checked(nodes: Any) -> list[Node]:
-    """Return the nodes of a graph in which each reads only earlier ones, and the last is the output."""
+    """Return the nodes, if each reads only earlier ones, and the last is the output."""
     _check(isinstance(nodes, list) and bool(nodes), "no nodes")
     known: set[str] = set()
     found = []

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from .._common.text import words
 from ..distributed.torchrec import keyed_values
 from ..surgery.rules.registry import CALLS, LAYERS
 from ..surgery.runtime import expect_entries, expect_inputs, kept_columns
@@ -55,17 +56,19 @@ METHODS |= {"size", "expand", "softmax", "split", "chunk", "unbind", "clamp_min"
 _OTHER_LAYERS = (nn.Softmax, nn.PReLU, nn.AlphaDropout, nn.BatchNorm2d, nn.GroupNorm)
 KINDS: dict[str, type[nn.Module]] = {kind.__name__: kind for kind in (*LAYERS, *_OTHER_LAYERS)}
 KEYWORDS = frozenset(
-    "_stacklevel absent alpha approximate axis axis0 axis1 batch beta bias chunks condition copy "
-    "destination device dim dim0 dim1 dims dtype end_dim eps equation exponent index inplace input "
-    "input1 input2 keepdim keepdims keys known length mat2 max memory_format min needed "
-    "negative_slope non_blocking normalized_shape offsets operands ordered other p "
-    "per_sample_weights rounding_mode runs shape size sizes source split_size "
-    "split_size_or_sections start start_dim tensors threshold training value walked weight width "
-    "x".split()
+    words(
+        "_stacklevel absent alpha approximate axis axis0 axis1 batch beta bias chunks condition "
+        "copy destination device dim dim0 dim1 dims dtype end_dim eps equation exponent index "
+        "inplace input input1 input2 keepdim keepdims keys known length mat2 max memory_format "
+        "min needed negative_slope non_blocking normalized_shape offsets operands ordered other "
+        "p per_sample_weights rounding_mode runs shape size sizes source split_size "
+        "split_size_or_sections start start_dim tensors threshold training value walked weight "
+        "width x"
+    )
 )
 DTYPES: dict[str, torch.dtype] = {
     name: getattr(torch, name)
-    for name in "float64 float32 float16 bfloat16 bool uint8 int64 int32 int16 int8".split()
+    for name in words("float64 float32 float16 bfloat16 bool uint8 int64 int32 int16 int8")
 }
 _PATH = re.compile(r"[^\W.][^.\"'\\{}\[\]()]*(\.[^.\"'\\{}\[\]()]+)*")
 # a layer or a tensor of these names would hide what every module has

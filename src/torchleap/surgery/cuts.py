@@ -7,14 +7,15 @@ import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
+from .._common.text import words
 from ..gates.leap import LeAP
 from ..sites.site import Call
 from .trial.run import run
 
-_SIZES = (
-    "num_embeddings embedding_dim in1_features in2_features in_features out_features num_features "
-    "in_channels out_channels"
-).split()
+_SIZES = words(
+    "num_embeddings embedding_dim in1_features in2_features in_features out_features "
+    "num_features in_channels out_channels"
+)
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ import torch
 from torch import fx, nn
 
 from .._common.errors import FieldError, SurgeryError, TorchleapError
-from .._common.strict import Inexact, raise_mistake
+from .._common.strict import InexactError, raise_mistake
 from .._common.text import first_line, plural
 from ..distributed.torchrec import is_sharded, rows_of
 from ..gates.leap import LeAP
@@ -273,7 +273,7 @@ class Surgery:
         """Refuse an output that differs from the reference."""
         if not alike(found, case.output, case.rounded):
             apart = difference(found, case.output)
-            raise Inexact(f"the pruned model would differ from the masked one by {apart:.2g}")
+            raise InexactError(f"the pruned model would differ from the masked one by {apart:.2g}")
 
     def _describe(self, candidate: Candidate, trial: nn.Module, reasons: list[str]) -> Plan:
         """Return the plan of a candidate.

@@ -110,7 +110,7 @@ def expect_inputs(values: list[Any], expected: tuple[tuple[Any, ...], ...]) -> N
 def _is_expected(
     found: Any, kind: str, sizes: tuple[int, ...], properties: Properties, value: Any
 ) -> bool:
-    """Return whether a part of a batch is a tensor, another object or the value, as it should be."""
+    """Return whether a part of a batch is the tensor, object or value that it should be."""
     if kind == "tensor":
         is_tensor = isinstance(found, Tensor) and found.dim() == len(sizes)
         return is_tensor and _fits(found, sizes, properties)
@@ -208,7 +208,7 @@ def call_unchanged(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -
     traced = any(isinstance(leaf, fx.Proxy) for leaf in tree_leaves(inputs))
     if traced or torch.compiler.is_compiling():
         return module(*args, **kwargs)
-    parts = []
+    parts: list[tuple[Any, Any]] = []
     for value in (*args, *kwargs.values()):
         parts += containers(value, DEPTH, set())
     before = versions(inputs)

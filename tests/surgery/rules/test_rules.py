@@ -11,9 +11,9 @@ from tests.architectures import ARCHITECTURES, attached
 from tests.surgery.test_prune import CODE, COLUMNS, LAYERS, Code, Layers
 from tests.surgery.test_traps import Trap
 from tests.surgery.unchecked import cut_exactly, keeping, trained
-from torchleap.surgery.plan import Surgery
+from torchleap.surgery.prepare import Surgery
 from torchleap.surgery.rules.facts import Form
-from torchleap.surgery.rules.writer import kept_columns
+from torchleap.surgery.runtime import kept_columns
 
 MIXES_ROWS = "batch norm without statistics"
 

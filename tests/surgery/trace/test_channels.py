@@ -131,7 +131,7 @@ def test_what_a_module_passes_on_besides_its_result_is_not_lost(name):
         try:
             found = small(batches[1])
         except tl.FieldError as error:
-            assert "to leave its input alone" in str(error)
+            assert "to leave its input unchanged" in str(error)
             continue
         torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
 
@@ -148,7 +148,8 @@ def test_a_module_that_changes_its_input_on_other_batches_only_is_caught():
     small(ids_by_name(7, 9))
     for model in (small, copy.deepcopy(small)):
         with pytest.raises(
-            tl.FieldError, match="Expected Late to leave its input alone, .* Prune with example="
+            tl.FieldError,
+            match="Expected Late to leave its input unchanged, .* Prune with example=",
         ):
             model(ids_by_name(50, 9))
 

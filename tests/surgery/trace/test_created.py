@@ -99,7 +99,7 @@ def sequence_model(name):
     layers = {"dims": [8], "dropout": 0.0}
     if name == "DIN":
         history = features.SequenceFeature("history", 20, 4, pooling="concat", shared_with="item")
-        model = ranking.DIN([user], [history], [item], layers, {"dims": [8], "activation": "rng"})
+        model = ranking.DIN([user], [history], [item], layers, {"dims": [8], "activation": "dice"})
         return model, {"history": 4, "item": 4, "user": 4}
     pooled = features.SequenceFeature("history", 20, 4, pooling="mean")
     model = ranking.DCN([user, item, pooled], n_cross_layers=2, mlp_params=layers)

@@ -79,7 +79,7 @@ class CutRule:
     def facts(self, node: fx.Node, view: View) -> Facts:
         """Return which elements of the result are constant.
 
-        May raise `Unsupported`, which makes the operation opaque.
+        May raise `UnsupportedError`, which makes the operation opaque.
         """
         return Facts.none(view.trace.shape(node))
 

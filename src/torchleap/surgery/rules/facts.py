@@ -19,7 +19,7 @@ from ..trace.graph import Trace
 from ..trace.proxies import SPLITS, split_dim
 
 
-class Unsupported(SurgeryError):
+class UnsupportedError(SurgeryError):
     """A rule does not cover this call, which is then opaque; not a mistake of the rule."""
 
 
@@ -171,7 +171,7 @@ class View:
         return type(self.trace.module(node)) in (nn.Dropout, nn.Identity)
 
     def uncut(self, *tensors: Tensor | None) -> bool:
-        """Return whether any of these must stay as it is, since the model uses it more than once."""
+        """Return whether any of these must stay as it is, since the model uses it twice."""
         return any(self.uses.get(id(tensor), 0) > 1 for tensor in tensors)
 
     def evaluate(self, node: fx.Node, arrays: Mapping[fx.Node, Tensor]) -> Tensor:
@@ -182,7 +182,7 @@ class View:
             arrays: One row of each input with rows.
 
         Raises:
-            Unsupported: The operation does not run on such arrays.
+            UnsupportedError: The operation does not run on such arrays.
         """
         rows = self.trace.rows
 
@@ -200,7 +200,7 @@ class View:
         try:
             return torch.as_tensor(self._call(node, substitute))[0]
         except Exception as error:  # anything: the operation is the model's, not the rule's
-            raise Unsupported(f"{node} does not run on a row: {first_line(error)}") from error
+            raise UnsupportedError(f"{node} does not run on a row: {first_line(error)}") from error
 
     def _call(self, node: fx.Node, substitute: Any) -> Any:
         args = fx.map_arg(node.args, substitute)

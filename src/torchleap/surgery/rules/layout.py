@@ -164,7 +164,8 @@ def _lines(picked: Tensor, axis: int, shape: tuple[int, ...]) -> Tensor:
     along_shape = [1] * len(shape)
     along_shape[axis - 1] = -1
     along = torch.arange(shape[axis - 1]).reshape(along_shape)
-    return torch.unique(along.expand(shape).flatten()[picked])
+    lines: Tensor = torch.unique(along.expand(shape).flatten()[picked])
+    return lines
 
 
 class Join(Layout):

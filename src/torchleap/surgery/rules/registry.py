@@ -7,6 +7,7 @@ import torch
 from torch import fx, nn
 from torch.nn import functional
 
+from ..._common.text import words
 from ...distributed.torchrec import keyed_values
 from ..trace.hooks import has_hooks
 from ..trace.tracer import gated, is_input
@@ -37,10 +38,10 @@ LAYERS: dict[type[nn.Module], CutRule] = {
     nn.Flatten: Reshape(),
     nn.Unflatten: Reshape(),
 }
-for _name in (
+for _name in words(
     "Dropout Identity ReLU ReLU6 LeakyReLU ELU SELU CELU GELU SiLU Mish Sigmoid LogSigmoid Tanh "
     "Softplus Softsign Hardtanh Hardsigmoid Hardswish"
-).split():
+):
     LAYERS[getattr(nn, _name)] = Elementwise()
 
 # functions, and names of methods
@@ -90,7 +91,7 @@ _register(
     "relu relu6 leaky_relu elu gelu silu mish sigmoid tanh softplus hardswish dropout",
     functional,
 )
-for _name in "contiguous clone float double half bfloat16 long int to type".split():
+for _name in words("contiguous clone float double half bfloat16 long int to type"):
     CALLS[_name] = Elementwise()
 
 
@@ -101,9 +102,8 @@ def rule_for(node: fx.Node, view: View) -> CutRule:
     module = view.trace.module(node)
     if node in view.trace.varying or (module is not None and not is_plain(module)):
         return OPAQUE
-    if module is None:
-        rule = CALLS.get(node.target, OPAQUE)
-    else:
+    rule = CALLS.get(node.target, OPAQUE)
+    if module is not None:
         rule = LAYERS.get(type(module), OPAQUE)
     split = view.split_of(node)
     kinds = {view.trace.kinds[each] for each in node.all_input_nodes if each is not split}

@@ -129,7 +129,7 @@ class Writer:
         return self.part_of_fixed(source, dim, list(form.index))
 
     def part_of_fixed(self, source: fx.Node, dim: int, index: list[int]) -> Any:
-        """Return a part of a parameter: cut if nothing else reads it, else selected at each call."""
+        """Return a part of a parameter: cut if nothing else reads it, else selected."""
         path = str(source.target)
         if source.op == "get_attr" and path not in self.view.trace.constants:
             tensor = self.view.trace.values[source]

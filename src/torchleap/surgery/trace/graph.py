@@ -152,8 +152,8 @@ def _kinds(
     """Return the kind of each node; raise if the rows of a gated tensor cannot be identified."""
     kinds: dict[fx.Node, Kind] = {}
     for node in graph.nodes:
-        if node is flag:
-            kinds[node] = "mode"
+        if flag is not None and node is flag:
+            kinds[flag] = "mode"
             continue
         kinds[node] = kind_of(node, kinds, tracer, examples.counts)
         if node.target is gated and {kinds[node], kinds[node.all_input_nodes[0]]} != {"rows"}:

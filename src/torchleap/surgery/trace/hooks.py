@@ -77,10 +77,9 @@ def refuse_hooks_between(module: nn.Module, site: Site, *, is_root: bool) -> Non
     the model itself run around everything that it computes.
     """
     before, behind = place_of_gates(module, site)
+    between = before
     if (site.side == "input") == is_root:
         between = behind
-    else:
-        between = before
     if between:
         raise SurgeryError(f"a hook stands between the gates and {site.at or 'the model'}")
 

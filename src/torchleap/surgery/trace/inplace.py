@@ -70,7 +70,7 @@ def put_out_of_place(
 
 
 def _is_seen(node: fx.Node, place: dict[fx.Node, int], values: dict[fx.Node, Any]) -> bool:
-    """Return whether a change shows in a weight, in the batch, or in anything that is read later."""
+    """Return whether a change shows in a weight, in the batch, or in a tensor read later."""
     source = node.args[0] if node.args else None
     if not isinstance(source, fx.Node):
         return False

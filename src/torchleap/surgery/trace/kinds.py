@@ -45,9 +45,7 @@ def _has_rows(runs: Values, counts: Sequence[int]) -> bool:
     return True
 
 
-def varying_nodes(
-    graph: fx.Graph, kinds: dict[fx.Node, Kind], tracer: SiteTracer
-) -> set[fx.Node]:
+def varying_nodes(graph: fx.Graph, kinds: dict[fx.Node, Kind], tracer: SiteTracer) -> set[fx.Node]:
     """Return the nodes whose rows have lengths that depend on the batch, such as padded histories.
 
     An input is one only if a node that reads it depends on its length; else its columns are read

@@ -7,13 +7,17 @@ from torch.fx.proxy import TraceError
 from torch.overrides import TorchFunctionMode, is_tensor_method_or_property
 from torch.utils._pytree import tree_leaves, tree_map
 
+from ..._common.text import words
+
 if TYPE_CHECKING:
     from .tracer import SiteTracer
 
 _TENSORS = {"data", "T", "mT", "H", "mH", "real", "imag", "grad"}  # properties that are tensors
 _CONSTANT = frozenset(  # training does not change these
-    "__hash__ __repr__ __format__ __dir__ __len__ dim size numel stride element_size "
-    "is_floating_point is_inference is_contiguous untyped_storage data_ptr".split()
+    words(
+        "__hash__ __repr__ __format__ __dir__ __len__ dim size numel stride element_size "
+        "is_floating_point is_inference is_contiguous untyped_storage data_ptr"
+    )
 )
 
 

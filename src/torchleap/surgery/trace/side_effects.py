@@ -14,17 +14,22 @@ from typing import Any
 from torch import nn
 from torch.fx.proxy import TraceError
 
+from ..._common.text import words
 from ..trial.state import LEAVES, containers, unchanged
 
 _CHANGES = frozenset(
-    "append appendleft extend insert add update setdefault pop popitem remove clear "
-    "__setitem__ discard".split()
+    words(
+        "append appendleft extend insert add update setdefault pop popitem remove clear "
+        "__setitem__ discard"
+    )
 )
 _PLAIN = (bool, int, float, str, type(None))
 _SETTINGS = {"environ", "getenv", "get_default_dtype"}
 _TYPES = frozenset(
-    "FloatTensor DoubleTensor HalfTensor BFloat16Tensor LongTensor IntTensor ShortTensor "
-    "CharTensor ByteTensor BoolTensor".split()
+    words(
+        "FloatTensor DoubleTensor HalfTensor BFloat16Tensor LongTensor IntTensor ShortTensor "
+        "CharTensor ByteTensor BoolTensor"
+    )
 )
 
 
@@ -39,7 +44,7 @@ class Globals:
         kinds = {kind for module in model.modules() for kind in _own_classes(module)}
         spaces = {id(space): space for kind in kinds for space in _spaces(kind)}
         self.held = [(space, dict(space)) for space in spaces.values()]
-        self.inner = []
+        self.inner: list[tuple[Any, Any]] = []
         for _, space in self.held:
             for value in space.values():
                 if _is_state(value, space):

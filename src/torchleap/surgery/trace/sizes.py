@@ -7,14 +7,17 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from ..._common.text import words
 from ..trial.state import tensors_of
 
 FILTERS = {"nonzero", "argwhere", "unique", "unique_consecutive", "masked_select", "bincount"}
 NUMBERS = {"item", "tolist", "size", "numel", "stride"}
 ELEMENTWISE = frozenset(  # a number among their arguments changes no size
-    "add sub mul truediv div floordiv floor_divide mod remainder pow neg abs iadd isub imul "
-    "itruediv eq ne lt le gt ge clamp clamp_min clamp_max maximum minimum masked_fill where rsub "
-    "multiply divide true_divide subtract gather lerp addcmul full_like".split()
+    words(
+        "add sub mul truediv div floordiv floor_divide mod remainder pow neg abs iadd isub imul "
+        "itruediv eq ne lt le gt ge clamp clamp_min clamp_max maximum minimum masked_fill where "
+        "rsub multiply divide true_divide subtract gather lerp addcmul full_like"
+    )
 )
 
 

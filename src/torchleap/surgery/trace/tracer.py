@@ -120,7 +120,7 @@ class SiteTracer(fx.Tracer):
         return node
 
     def _refuse_methods(self, kind: str, rest: tuple[Any, ...]) -> None:
-        """Refuse a method of the batch: its answer may depend on the batch, and may even be None."""
+        """Refuse a method of the batch: its answer may depend on the batch, or be None."""
         if kind != "call_method" or not rest or not rest[0]:
             return
         first = rest[0][0]
@@ -300,7 +300,7 @@ class SiteTracer(fx.Tracer):
         self.marked.add(site)
         fields = self.gates.arriving_fields()
         if is_keyed(value):
-            places = [fields.columns(key) for key in value.keys()]
+            places = [fields.columns(key) for key in list(value.keys())]
             return with_values(value, self._mark_keyed(places, value.values()))
         if not isinstance(value, Mapping):
             place = site.columns or slice(0, fields.dims)
@@ -316,9 +316,7 @@ class SiteTracer(fx.Tracer):
         """Mark blocks of columns; all at once where they are neighbours among the fields too."""
         widths = [place.stop - place.start for place in places]
         first = places[0].start
-        neighbours = [
-            slice(first + place.start, first + place.stop) for place in places_of(widths)
-        ]
+        neighbours = [slice(first + place.start, first + place.stop) for place in places_of(widths)]
         if places == neighbours:
             return self._mark(values, slice(first, places[-1].stop))
         blocks = values.split(widths, dim=1)

@@ -47,9 +47,7 @@ def alike(found: Any, expected: Any, rounded: Callable[[], Sequence[Any]] | None
     return all(_close(*pair, apart) for pair, apart in zip(pairs, changes, strict=True))
 
 
-def _changes(
-    pairs: list[tuple[Tensor, Tensor]], outputs: Sequence[Any]
-) -> Iterator[list[Tensor]]:
+def _changes(pairs: list[tuple[Tensor, Tensor]], outputs: Sequence[Any]) -> Iterator[list[Tensor]]:
     """Yield, for each pair, how far other roundings move the expected numbers."""
     again, *others = outputs
     shapes = [expected.shape for _, expected in pairs]

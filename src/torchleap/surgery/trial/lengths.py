@@ -100,7 +100,9 @@ def _groups(lengths: Sizes) -> list[Sizes]:
     for base in sorted(set(lengths.values())):
         known.append({place: size for place, size in lengths.items() if size == base})
         if base > 1:
-            known.append({place: size for place, size in lengths.items() if base <= size <= base + 2})
+            known.append(
+                {place: size for place, size in lengths.items() if base <= size <= base + 2}
+            )
             known.append({place: size for place, size in lengths.items() if size % base == 0})
     known.append(lengths)
     known += [{place: size} for place, size in lengths.items() if size > 1]
@@ -113,7 +115,7 @@ def _groups(lengths: Sizes) -> list[Sizes]:
 
 
 def resized(call: Call, sizes: Sizes) -> Call:
-    """Return the batch with other sizes of some dimensions; added elements repeat the first ones."""
+    """Return the batch with other sizes of some dimensions; new elements repeat the first."""
     leaves, form = tree_flatten(call, is_leaf=is_jagged)
     for (place, dim), size in sizes.items():
         leaf = leaves[place]

@@ -17,48 +17,62 @@ from torch._compile import _disable_dynamo
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
 from ..._common.errors import RemovedTableError
+from ..._common.text import words
 
 # In place of an absent number: logarithms, roots, quotients and their gradients are finite there.
 STAND_IN = 0.5
 
 # the same elements at the same places
 _CASTS = frozenset(
-    "alpha_dropout bfloat16 clone contiguous cpu cuda data detach double dropout "
-    "feature_alpha_dropout float half to type type_as".split()
+    words(
+        "alpha_dropout bfloat16 clone contiguous cpu cuda data detach double dropout "
+        "feature_alpha_dropout float half to type type_as"
+    )
 )
 # the same elements at other places
 _MOVES = frozenset(
-    "H T adjoint broadcast_to cat chunk column_stack concat concatenate diagonal dsplit dstack "
-    "expand expand_as flatten flip gather getitem hsplit hstack index_select mH mT matrix_H "
-    "moveaxis movedim narrow permute ravel repeat repeat_interleave reshape reshape_as roll select "
-    "split split_with_sizes squeeze stack swapaxes swapdims t take_along_dim tensor_split tile "
-    "transpose tril triu unbind unflatten unsqueeze view view_as vsplit vstack".split()
+    words(
+        "H T adjoint broadcast_to cat chunk column_stack concat concatenate diagonal dsplit "
+        "dstack expand expand_as flatten flip gather getitem hsplit hstack index_select mH mT "
+        "matrix_H moveaxis movedim narrow permute ravel repeat repeat_interleave reshape "
+        "reshape_as roll select split split_with_sizes squeeze stack swapaxes swapdims t "
+        "take_along_dim tensor_split tile transpose tril triu unbind unflatten unsqueeze view "
+        "view_as vsplit vstack"
+    )
 )
 # each element from those at its own place
 _ELEMENTWISE = frozenset(
-    "abs add addcdiv addcmul celu clamp cos div divide elu eq erf exp expm1 fill floordiv ge gelu "
-    "gt hardsigmoid hardswish hardtanh isfinite isinf isnan le leaky_relu lerp log log1p "
-    "logical_and logical_not logical_or logsigmoid lt masked_fill maximum minimum mish mod mul "
-    "multiply nan_to_num ne neg pow prelu reciprocal relu relu6 remainder round rsqrt selu sigmoid "
-    "sign silu sin softplus softsign sqrt square sub subtract tanh true_divide truediv where "
-    "zero".split()
+    words(
+        "abs add addcdiv addcmul celu clamp cos div divide elu eq erf exp expm1 fill floordiv "
+        "ge gelu gt hardsigmoid hardswish hardtanh isfinite isinf isnan le leaky_relu lerp log "
+        "log1p logical_and logical_not logical_or logsigmoid lt masked_fill maximum minimum "
+        "mish mod mul multiply nan_to_num ne neg pow prelu reciprocal relu relu6 remainder "
+        "round rsqrt selu sigmoid sign silu sin softplus softsign sqrt square sub subtract tanh "
+        "true_divide truediv where zero"
+    )
 )
 # every element from all of them
 _MIXTURES = frozenset(
-    "addmm amax amin argmax argmin argsort avg_pool1d baddbmm bilinear bmm conv1d conv2d "
-    "cosine_similarity cumprod cumsum einsum inner layer_norm linear log_softmax logsumexp matmul "
-    "max max_pool1d mean median min mm mv norm normalize outer pad prod rms_norm "
-    "scaled_dot_product_attention softmax sort std sum tensordot topk var".split()
+    words(
+        "addmm amax amin argmax argmin argsort avg_pool1d baddbmm bilinear bmm conv1d conv2d "
+        "cosine_similarity cumprod cumsum einsum inner layer_norm linear log_softmax logsumexp "
+        "matmul max max_pool1d mean median min mm mv norm normalize outer pad prod rms_norm "
+        "scaled_dot_product_attention softmax sort std sum tensordot topk var"
+    )
 )
 # a new tensor of the same kind
 _BLANKS = frozenset(
-    "empty_like full_like new_empty new_full new_ones new_zeros ones_like rand_like randn_like "
-    "zeros_like".split()
+    words(
+        "empty_like full_like new_empty new_full new_ones new_zeros ones_like rand_like "
+        "randn_like zeros_like"
+    )
 )
 # properties that do not depend on values
 _SETTINGS = frozenset(
-    "dim element_size get_device hash is_complex is_contiguous is_floating_point is_inference "
-    "is_same_size len ndimension nelement numel size storage_offset stride".split()
+    words(
+        "dim element_size get_device hash is_complex is_contiguous is_floating_point "
+        "is_inference is_same_size len ndimension nelement numel size storage_offset stride"
+    )
 )
 
 
@@ -248,7 +262,7 @@ class _Call:
         """Return no labels: everything is absent."""
 
     def _result(self, labels: Any) -> Any:
-        """Return the result with its labels; no gradient flows into results of absent elements alone."""
+        """Return the result with its labels; no gradient flows into absent results."""
         everything = labels is None or all(bool((part != 0).all()) for part in tree_leaves(labels))
         with torch.set_grad_enabled(torch.is_grad_enabled() and not everything):
             found = self._run(_known)

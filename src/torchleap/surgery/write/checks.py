@@ -86,7 +86,9 @@ def _check_entries(writer: Writer) -> None:
 
 def check_modules_aside(trace: Trace, graph: fx.Graph) -> None:
     """Check at each call that modules which are not followed leave their arguments unchanged."""
-    calls = [node for node in graph.nodes if node.op == "call_module" and node.target in trace.aside]
+    calls = [
+        node for node in graph.nodes if node.op == "call_module" and node.target in trace.aside
+    ]
     called = {str(node.target) for node in calls}
     before = {str(node.target) for node in trace.graph.nodes if node.op == "call_module"}
     for path, writes in trace.aside.items():

@@ -8,7 +8,7 @@ from torch import fx, nn
 from ..._common.strict import raise_mistake
 from ...gates.leap import LeAP
 from ..rules.base import OPAQUE, CutRule
-from ..rules.facts import Facts, Unsupported, View
+from ..rules.facts import Facts, UnsupportedError, View
 from ..rules.registry import rule_for
 from ..rules.writer import Writer
 from ..trace.graph import Trace
@@ -63,7 +63,7 @@ def _spread(view: View) -> dict[fx.Node, CutRule]:
         try:
             view.facts[node] = rules[node].facts(node, view)
         except (RuntimeError, TypeError, ValueError, IndexError) as error:
-            if not isinstance(error, Unsupported):
+            if not isinstance(error, UnsupportedError):
                 raise_mistake(error)
             rules[node] = OPAQUE
             view.facts[node] = Facts.none(view.trace.shape(node))

@@ -13,16 +13,17 @@ from torch import Tensor, fx, nn
 from torch._compile import _disable_dynamo
 
 from ..._common.errors import RemovedTableError, SurgeryError
+from ..._common.text import words
 from ...sites.site import Call
 from ..trial.compare import leaves_of
 from ..trial.run import fresh, run
 from .absent import Absent, refuse_absent, tables_of
 from .feed import Fed, Feed
 
-_SETTINGS = (
+_SETTINGS = words(
     "num_embeddings embedding_dim padding_idx max_norm norm_type scale_grad_by_freq sparse mode "
     "include_last_offset"
-).split()
+)
 
 
 class NoTable(nn.Module):
@@ -47,8 +48,11 @@ class NoTable(nn.Module):
         self.register_buffer("zero", table.weight.new_zeros(()), persistent=False)
 
     @_disable_dynamo  # absent elements must be followed in Python
-    def forward(
-        self, input: Tensor, offsets: Tensor | None = None, per_sample_weights: Tensor | None = None
+    def forward(  # the names are those of the table
+        self,
+        input: Tensor,  # noqa: A002
+        offsets: Tensor | None = None,
+        per_sample_weights: Tensor | None = None,
     ) -> Tensor:
         """Return a tensor of the shape that the table would return, which refuses to be read."""
         if isinstance(input, fx.Proxy):

@@ -113,8 +113,7 @@ def features_unread(
     after = _features(new, model, tables)
     found = []
     for name, features in before.items():
-        left = set(after[name])
-        found += [Unread(f"{name}[{each!r}]") for each in features if each not in left]
+        found += [Unread(f"{name}[{each!r}]") for each in features if each not in after[name]]
     return found
 
 

@@ -283,7 +283,9 @@ def test_a_small_error_in_small_outputs_is_noticed(monkeypatch):
     plugin, _ = prepared(Head(lambda y: torch.sigmoid(y - 12)), at="fields", side="output")
     selection = plugin.select(share=0.6)
     assert "constants are fed instead" not in str(plugin.plan(selection))
-    monkeypatch.setattr("torchleap.surgery.plan.build", _slightly_wrong(tl.surgery.plan.build))
+    monkeypatch.setattr(
+        "torchleap.surgery.prepare.build", _slightly_wrong(tl.surgery.prepare.build)
+    )
     assert "the pruned model would differ" in str(plugin.plan(selection))
 
 
