@@ -322,13 +322,13 @@ def test_damaged_files_are_refused(pruned, tmp_path):
         tl.export.load(folder)
     (folder / "model.safetensors").write_bytes(weights)
     (folder / "manifest.json").write_text(text[: len(text) // 2])
-    with pytest.raises(tl.SurgeryError, match="is damaged: expected JSON"):
+    with pytest.raises(tl.SurgeryError, match="is not a manifest: expected JSON"):
         tl.export.load(folder)
     for content in ("[]", "{}", '{"format": 99}', '{"format": true}'):
         (folder / "manifest.json").write_text(content)
-        with pytest.raises(tl.SurgeryError, match="expected a manifest of format 1, but found"):
+        with pytest.raises(tl.SurgeryError, match="expected a manifest of format 2, but found"):
             tl.export.load(folder)
-    (folder / "manifest.json").write_text('{"format": 1}')
+    (folder / "manifest.json").write_text('{"format": 2}')
     with pytest.raises(tl.SurgeryError, match="is missing"):
         tl.export.load(folder)
     (folder / "manifest.json").unlink()

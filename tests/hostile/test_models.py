@@ -1,4 +1,4 @@
-"""Hostile model folders: none of them runs code, at loading or at the first call, and each is one SurgeryError."""
+"""Hostile model folders: none runs code, at loading or at a call; each is one SurgeryError."""
 
 import json
 import os
@@ -18,7 +18,7 @@ from torchleap.export import files
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory):
-    """A good folder with a batch; loaded and called once, so that all lazy imports are behind us."""
+    """Return a good folder with a batch, loaded and called once, so that lazy imports are done."""
     _, plugin, make = attached("wide_deep")
     folder = tmp_path_factory.mktemp("good") / "model"
     tl.export.save(plugin.prune(plugin.select(share=0.6)).eval(), folder)

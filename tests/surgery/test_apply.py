@@ -181,7 +181,7 @@ def test_a_pruned_model_does_not_keep_the_old_one_alive():
 
 
 def test_a_plan_holds_no_copy_of_the_weights():
-    model, plugin, make = attached("wide_deep")
+    model, plugin, _ = attached("wide_deep")
     kept = set(map(id, (*model.parameters(), *model.buffers())))
     gc.collect()
     before = set(map(id, tensors()))

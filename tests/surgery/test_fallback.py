@@ -1,4 +1,4 @@
-"""Where a model cannot be followed it is fed constants: whatever its Python does, whatever its batches are."""
+"""A model that cannot be followed is fed constants, whatever its Python and its batches are."""
 
 import copy
 import pickle

@@ -1,4 +1,4 @@
-"""The oracle: a pruned model computes what the masked one does, on every batch, for every layer and architecture."""
+"""The oracle: a pruned model computes what the masked one does, on every batch, for every layer."""
 
 import copy
 import io
@@ -377,10 +377,8 @@ def test_fields_that_are_multiplied_can_be_set_to_zero_and_the_plan_says_what_th
     selection = plugin.select(share=0.6)
     exact, zero = plugin.plan(selection), plugin.plan(selection, fill="zero")
     assert exact.change == 0 < zero.change
-    assert (
-        f"Not exact: zeros in place of means change the output on the example by up to {zero.change:.3g}"
-        in str(zero)
-    )
+    note = "Not exact: zeros in place of means change the output on the example by up to"
+    assert f"{note} {zero.change:.3g}" in str(zero)
     assert "Not exact" not in str(exact)
     assert {cut.path: cut.after for cut in zero.cuts} == {
         "0.layers.0": "Linear(12, 12)",

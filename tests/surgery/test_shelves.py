@@ -1,4 +1,4 @@
-"""The shelves of surgery import one way: what comes later in the list knows what comes before it."""
+"""The shelves of surgery import one way: each only from those before it."""
 
 import ast
 from pathlib import Path

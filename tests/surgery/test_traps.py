@@ -1,4 +1,4 @@
-"""Code that does something else on another batch: the pruned model follows it, or says no, but is never silently wrong."""
+"""Code that depends on the batch: the pruned model follows it or refuses, but is never wrong."""
 
 import pytest
 import torch
@@ -98,17 +98,26 @@ NOT_FOLLOWED = {
     "a branch on the data": (lambda m, x: x if (x > 3).any().item() else -x, 20),
     "a branch on the number of rows": (lambda m, x: x if x.shape[0] > 10 else -x, 20),
     "a branch on a lone row": (lambda m, x: x if x.shape[0] != 1 else x * 2, 20),
-    "parts of the batch": (lambda m, x: torch.cat([part * i for i, part in enumerate(x.chunk(4, 0), 1)]), 20),
+    "parts of the batch": (
+        lambda m, x: torch.cat([part * i for i, part in enumerate(x.chunk(4, 0), 1)]),
+        20,
+    ),
     "each row": (lambda m, x: torch.stack([row * 2 for row in x.unbind(0)]), 20),
-    "in place, read again": (lambda m, x: (lambda h: m.r(h) + h)(m.a(x)), 6,
-                             {"a": lambda: nn.Linear(20, 6), "r": lambda: nn.ReLU(inplace=True)}),
+    "in place, read again": (
+        lambda m, x: (lambda h: m.r(h) + h)(m.a(x)),
+        6,
+        {"a": lambda: nn.Linear(20, 6), "r": lambda: nn.ReLU(inplace=True)},
+    ),
     "relu_": (in_place(lambda m, x: torch.relu_(x)), 20),
     "relu by an argument": (in_place(lambda m, x: functional.relu(x, inplace=True)), 20),
     "a layer": (in_place(lambda m, x: m.a(x)), 20, {"a": lambda: nn.LeakyReLU(inplace=True)}),
     "another precision": (in_bfloat16, 6, {"a": lambda: nn.Linear(20, 6)}),
     "other numbers in training": (lambda m, x: x * (1.0 if m.training else 0.7), 20),
-    "another dropout in training": (lambda m, x: functional.dropout(x, 0.5 if m.training else 0.0, True), 20),
-}  # fmt: skip
+    "another dropout in training": (
+        lambda m, x: functional.dropout(x, 0.5 if m.training else 0.0, True),
+        20,
+    ),
+}
 
 
 def trap(function, width, layers=()):

@@ -8,6 +8,7 @@ from typing import Any, get_args
 
 import torch
 from torch import fx, nn
+from torch.utils._pytree import tree_leaves
 
 from .._common.errors import FieldError, SurgeryError, TorchleapError
 from .._common.strict import InexactError, raise_mistake
@@ -170,6 +171,7 @@ class Surgery:
         if fill == "zero":
             self.reference = partial(run, self.fed().make(True))
         self.examples = Examples.of(model, gates, few_rows(example))
+        self.traced: Any = None  # the output of the model's graph on the example
         self.expected = self._cases(example)
         # batches of other lengths, which the pruned model may refuse
         self.other_lengths = [Case.of(self.reference, batch) for batch in self.examples.calls[2:]]
@@ -214,16 +216,29 @@ class Surgery:
                 self.check(trial)
                 return self._describe(candidate, trial, reasons), candidate
             except Exception as error:  # whatever it is: the next way is simpler
-                raise_mistake(error)
+                if not isinstance(error, InexactError) or self._is_traced_well():
+                    raise_mistake(error)
                 reasons.append(first_line(error))
         raise SurgeryError(
             f"Nothing was changed: {reasons[-1]}. Is the model deterministic in eval(), and can it "
             "be copied? If so, this is a bug of torchleap; please report the model."
         )
 
+    def _is_traced_well(self) -> bool:
+        """Return whether the graph of the model computes what the model does.
+
+        Else the model's Python takes another path with stand-ins, as by `x is None` or
+        `isinstance(x, Tensor)`, and an inexact result is not the mistake of a rule.
+        """
+        found = tree_leaves(self.traced)
+        case = self.expected[0]
+        rounded = [tree_leaves(output) for output in case.rounded()]
+        return alike(found, tree_leaves(case.output), lambda: rounded)
+
     def cut(self) -> Candidate:
         """Rewrite the graph of the model."""
         traced = trace(self.model, self.gates, self.sites, self.examples, self.affine)
+        self.traced = traced.output()
         rewritten = rewrite(traced, self.affine)
         writer = rewritten.writer
         edits = rewritten.edits

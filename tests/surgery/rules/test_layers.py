@@ -1,4 +1,4 @@
-"""What surgery writes for each layer, without the self-check: what is cut, what must stay, and that both are exact."""
+"""Each layer without the self-check: what is cut, what must stay, and that both are exact."""
 
 import pytest
 import torch

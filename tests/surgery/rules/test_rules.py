@@ -1,4 +1,4 @@
-"""Each rule alone: what it writes is exact to the last digits, without the self-check that would catch its mistakes."""
+"""Each rule alone is exact to the last digits, without the self-check that would hide mistakes."""
 
 from dataclasses import FrozenInstanceError
 

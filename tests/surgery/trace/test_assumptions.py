@@ -1,4 +1,4 @@
-"""What a trace takes for granted is listed in the plan and checked at each call: a batch is computed exactly, or refused."""
+"""Assumptions are listed in the plan and checked at each call: batches are exact, or refused."""
 
 import enum
 from collections import namedtuple
@@ -70,19 +70,39 @@ def blocks(m, h, b):
 
 
 BOUND = {
-    "one shorter": (lambda m, h, b: (h[:, 1:] * b["gaps"].unsqueeze(2)).sum(1) / b["gaps"].size(1),
-                    {"gaps": lambda rows, length, rng: torch.rand(rows, length - 1, generator=rng)}, 5),
+    "one shorter": (
+        lambda m, h, b: (h[:, 1:] * b["gaps"].unsqueeze(2)).sum(1) / b["gaps"].size(1),
+        {"gaps": lambda rows, length, rng: torch.rand(rows, length - 1, generator=rng)},
+        5,
+    ),
     "blocks of four": (blocks, {}, 8),
-    "a multiple": (lambda m, h, b: (h.unsqueeze(2) * b["parts"].view(len(b["parts"]), -1, 3, 1)).sum((1, 2)) / b["parts"].size(1),
-                   {"parts": lambda rows, length, rng: torch.rand(rows, 3 * length, generator=rng)}, 5),
-    "a square": (lambda m, h, b: (b["pairs"].view(-1, h.size(1), h.size(1)) @ h).sum(1) / b["pairs"].size(1),
-                 {"pairs": lambda rows, length, rng: torch.rand(rows, length * length, generator=rng)}, 5),
+    "a multiple": (
+        lambda m, h, b: (
+            (h.unsqueeze(2) * b["parts"].view(len(b["parts"]), -1, 3, 1)).sum((1, 2))
+            / b["parts"].size(1)
+        ),
+        {"parts": lambda rows, length, rng: torch.rand(rows, 3 * length, generator=rng)},
+        5,
+    ),
+    "a square": (
+        lambda m, h, b: (b["pairs"].view(-1, h.size(1), h.size(1)) @ h).sum(1) / b["pairs"].size(1),
+        {"pairs": lambda rows, length, rng: torch.rand(rows, length * length, generator=rng)},
+        5,
+    ),
     "the first three": (lambda m, h, b: h[:, :3].sum(1) / h[:, :3].size(1), {}, 5),
     "at most six": (lambda m, h, b: mean_of(h[:, -6:]), {}, 5),
-    "padded": (lambda m, h, b: functional.pad(h, (0, 0, 0, max(0, 8 - h.size(1))))[:, -1] + mean_of(h), {}, 5),
+    "padded": (
+        lambda m, h, b: functional.pad(h, (0, 0, 0, max(0, 8 - h.size(1))))[:, -1] + mean_of(h),
+        {},
+        5,
+    ),
     "the last behind padding": (lambda m, h, b: functional.pad(h, (0, 0, 2, 0))[:, -1], {}, 5),
-    "a loop over the positions": (lambda m, h, b: sum(h[:, i] * i for i in range(h.size(1))), {}, 5),
-}  # fmt: skip
+    "a loop over the positions": (
+        lambda m, h, b: sum(h[:, i] * i for i in range(h.size(1))),
+        {},
+        5,
+    ),
+}
 
 
 @pytest.mark.parametrize("name", BOUND)
@@ -137,28 +157,43 @@ VALUES = {
     "up to the longest as a number": lambda m, h, b: mean_of(h[:, : b["length"].max().item()]),
     "up to the longest as an int": padded_to_longest,
     "narrowed": lambda m, h, b: mean_of(h.narrow(1, 0, b["length"].max().item())),
-    "one-hot": lambda m, h, b: m.wide.weight.sum() * functional.one_hot(b["item"]).float().sum(1, keepdim=True).expand(-1, 4)
-    / functional.one_hot(b["item"]).shape[1],
+    "one-hot": lambda m, h, b: (
+        m.wide.weight.sum()
+        * functional.one_hot(b["item"]).float().sum(1, keepdim=True).expand(-1, 4)
+        / functional.one_hot(b["item"]).shape[1]
+    ),
     "one-hot of all ids": lambda m, h, b: m.wide(functional.one_hot(b["item"], 12).float()),
     "nonzero": lambda m, h, b: h.mean(1) / (1 + b["item"].nonzero().shape[0]),
-    "nonzero at once": lambda m, h, b: h.mean(1) / (1 + torch.nonzero(b["item"] > 3, as_tuple=True)[0].shape[0]),
+    "nonzero at once": lambda m, h, b: (
+        h.mean(1) / (1 + torch.nonzero(b["item"] > 3, as_tuple=True)[0].shape[0])
+    ),
     "where": lambda m, h, b: h.mean(1) / (1 + torch.where(b["item"] > 3)[0].numel()),
     "unique": lambda m, h, b: h.mean(1) * b["item"].unique().size(0),
-    "unique with counts": lambda m, h, b: h.mean(1) * torch.unique(b["item"], return_counts=True)[1].size(0),
-    "each id once": lambda m, h, b: (lambda ids, place: m.history(ids)[place])(*torch.unique(b["item"], return_inverse=True)),
+    "unique with counts": lambda m, h, b: (
+        h.mean(1) * torch.unique(b["item"], return_counts=True)[1].size(0)
+    ),
+    "each id once": lambda m, h, b: (lambda ids, place: m.history(ids)[place])(
+        *torch.unique(b["item"], return_inverse=True)
+    ),
     "sorted up to the longest": lambda m, h, b: mean_of(h[:, : b["length"].max()].sort(dim=1)[0]),
     "sorted by name": lambda m, h, b: mean_of(h[:, : b["length"].max()].sort(dim=1).values),
-    "masked_select": lambda m, h, b: h.mean(1) / (1 + b["item"].masked_select(b["item"] > 3).numel()),
+    "masked_select": lambda m, h, b: (
+        h.mean(1) / (1 + b["item"].masked_select(b["item"] > 3).numel())
+    ),
     "a boolean index": lambda m, h, b: h.mean(1) * (1 + b["item"][b["item"] > 3].shape[0]),
     "the mean of a boolean index": lambda m, h, b: h.mean(1) - h[b["length"] > 1].mean((0, 1)),
     "bincount": lambda m, h, b: h.mean(1) / torch.bincount(b["item"]).shape[0],
-    "repeat_interleave": lambda m, h, b: h.mean(1) / torch.repeat_interleave(b["item"], b["length"]).shape[0],
+    "repeat_interleave": lambda m, h, b: (
+        h.mean(1) / torch.repeat_interleave(b["item"], b["length"]).shape[0]
+    ),
     "arange": lambda m, h, b: h.mean(1) * torch.arange(b["length"].max().item()).shape[0],
     "item": lambda m, h, b: h.mean(1) * b["length"].max().item(),
     "tolist": lambda m, h, b: h.mean(1) * max(b["length"].tolist()),
     "int": lambda m, h, b: h.mean(1) * int(b["length"].max()),
-    "a list of lengths": lambda m, h, b: torch.stack([row[:n].mean(0) for row, n in zip(h, b["length"].tolist(), strict=True)]),
-}  # fmt: skip
+    "a list of lengths": lambda m, h, b: torch.stack(
+        [row[:n].mean(0) for row, n in zip(h, b["length"].tolist(), strict=True)]
+    ),
+}
 
 
 @pytest.mark.parametrize("name", VALUES)
@@ -348,18 +383,54 @@ STEERED = {
     "a string": (lambda y, by: y if by == "plain" else -y, "plain", "negated"),
     "a bool": (lambda y, by: y if by else -y, True, False),
     "an enum": (lambda y, by: y if by is Mode.PLAIN else -y, Mode.PLAIN, Mode.NEGATED),
-    "a number or a tensor": (lambda y, by: y * by if isinstance(by, torch.Tensor) else y, 3.0, torch.tensor(3.0)),
-    "a tensor or a number": (lambda y, by: y * by if isinstance(by, torch.Tensor) else y, torch.tensor(3.0), 3.0),
-    "a dtype": (lambda y, by: y * 2 if by.dtype == torch.float64 else y, torch.ones(1), torch.ones(1).double()),
-    "a kind of number": (lambda y, by: y * 2 if by.is_floating_point() else y, torch.ones(1), torch.ones(1).long()),
-    "gradients": (lambda y, by: y * 2 if by.requires_grad else y, torch.ones(1), torch.ones(1, requires_grad=True)),
+    "a number or a tensor": (
+        lambda y, by: y * by if isinstance(by, torch.Tensor) else y,
+        3.0,
+        torch.tensor(3.0),
+    ),
+    "a tensor or a number": (
+        lambda y, by: y * by if isinstance(by, torch.Tensor) else y,
+        torch.tensor(3.0),
+        3.0,
+    ),
+    "a dtype": (
+        lambda y, by: y * 2 if by.dtype == torch.float64 else y,
+        torch.ones(1),
+        torch.ones(1).double(),
+    ),
+    "a kind of number": (
+        lambda y, by: y * 2 if by.is_floating_point() else y,
+        torch.ones(1),
+        torch.ones(1).long(),
+    ),
+    "gradients": (
+        lambda y, by: y * 2 if by.requires_grad else y,
+        torch.ones(1),
+        torch.ones(1, requires_grad=True),
+    ),
     "dimensions": (lambda y, by: y * 2 if by.dim() == 2 else y, torch.ones(1), torch.ones(1, 1)),
-    "a layout": (lambda y, by: y * 2 if by.is_sparse else y, torch.ones(1), torch.ones(1).to_sparse()),
-    "a device": (lambda y, by: y * 2 if by.device.type == "meta" else y, torch.ones(1), torch.ones(1, device="meta")),
-    "the dtype of a product": (lambda y, by: y * (1 + ((by * 2).dtype == torch.float64)), torch.ones(1), torch.ones(1).double()),
+    "a layout": (
+        lambda y, by: y * 2 if by.is_sparse else y,
+        torch.ones(1),
+        torch.ones(1).to_sparse(),
+    ),
+    "a device": (
+        lambda y, by: y * 2 if by.device.type == "meta" else y,
+        torch.ones(1),
+        torch.ones(1, device="meta"),
+    ),
+    "the dtype of a product": (
+        lambda y, by: y * (1 + ((by * 2).dtype == torch.float64)),
+        torch.ones(1),
+        torch.ones(1).double(),
+    ),
     "a length": (lambda y, by: y * by.shape[0], torch.ones(3), torch.ones(4)),
-    "a square": (lambda y, by: y * by.view(int(by.numel() ** 0.5), -1).shape[0], torch.ones(9), torch.ones(16)),
-}  # fmt: skip
+    "a square": (
+        lambda y, by: y * by.view(int(by.numel() ** 0.5), -1).shape[0],
+        torch.ones(9),
+        torch.ones(16),
+    ),
+}
 
 
 @pytest.mark.parametrize("name", STEERED)

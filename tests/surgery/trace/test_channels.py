@@ -1,4 +1,4 @@
-"""What a module does besides returning a value: the pruned model does it too, or refuses the batch."""
+"""Side effects of a module: the pruned model has them too, or refuses the batch."""
 
 import copy
 import os
@@ -253,6 +253,7 @@ def test_a_pruned_model_with_such_a_module_is_pickled_compiled_and_pruned_again(
     assert torch.equal(again(ids_by_name(7, 9)), small(ids_by_name(7, 9)))
     fields = dict.fromkeys(selection.kept, 4)
     plugin, selection, twice = pruned(small, fields=fields)
+    assert FED not in str(tl.plan_of(twice))
     assert_same(plugin, selection, twice, ids_by_name(7, 9))
 
 

@@ -1,4 +1,4 @@
-"""Layers that forward() creates itself: plan() always comes to an end, and the pruned model is exact."""
+"""Layers that forward() creates itself: plan() always ends, and the pruned model is exact."""
 
 import pytest
 import torch

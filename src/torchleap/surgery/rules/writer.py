@@ -240,9 +240,18 @@ class Writer:
         for name, known in self.buffers.items():
             if known.dtype == tensor.dtype and torch.equal(known, tensor):
                 return self.graph.get_attr(name)
-        name = f"pruned_{hint}_{len(self.buffers)}"
+        name = self._free_name(hint)
         self.buffers[name] = tensor.detach().clone().contiguous()
         return self.graph.get_attr(name)
+
+    def _free_name(self, hint: str) -> str:
+        """Return a name for a buffer that no earlier pruning of the model has taken."""
+        number = len(self.buffers)
+        name = f"pruned_{hint}_{number}"
+        while name in self.buffers or hasattr(self.view.trace.model, name):
+            number += 1
+            name = f"pruned_{hint}_{number}"
+        return name
 
     def cut(
         self, path: str, old: Tensor, index: dict[int, Tensor], factor: Tensor | None = None

@@ -68,6 +68,11 @@ class Trace:
         """Return the shape of one row of a node."""
         return tuple(self.values[node].shape[1:])
 
+    def output(self) -> Any:
+        """Return the output of the graph on the example."""
+        (end,) = (node for node in self.graph.nodes if node.op == "output")
+        return fx.map_arg(end.args[0], self.values.__getitem__)
+
     def module(self, node: fx.Node) -> nn.Module | None:
         """Return the layer that a node calls."""
         if node.op != "call_module":

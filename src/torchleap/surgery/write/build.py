@@ -149,6 +149,13 @@ def _tables_of_collections(model: nn.Module, edits: Edits) -> list[str]:
 
 def _remove(small: nn.Module, edits: Edits) -> None:
     """Remove the layers, parameters and buffers that nothing reads from the new model."""
+    for path in edits.tensors:
+        parent, _, name = path.rpartition(".")
+        module = small.get_submodule(parent)
+        if name in module._parameters:
+            module._parameters[name] = None
+        else:
+            module._buffers[name] = None
     layers = {id(small.get_submodule(path)) for path in edits.layers}
     for module in list(small.modules()):
         for name, child in list(module._modules.items()):
@@ -158,13 +165,6 @@ def _remove(small: nn.Module, edits: Edits) -> None:
                 del module._modules[name]
             else:
                 module._modules[name] = None
-    for path in edits.tensors:
-        parent, _, name = path.rpartition(".")
-        module = small.get_submodule(parent)
-        if name in module._parameters:
-            module._parameters[name] = None
-        else:
-            module._buffers[name] = None
 
 
 def as_pruned(model: nn.Module, plan: Any, graph: fx.Graph | None) -> nn.Module:

@@ -135,7 +135,7 @@ def _edits(trace: Trace, writer: Writer) -> Edits:
         if node.op == "call_module":
             if not any(still[key] for key in _contents(model.get_submodule(path))):
                 layers.add(path)
-        elif node.op == "get_attr":
+        elif node.op == "get_attr" and not _is_of_gates(model, path):
             tensor = find(model, path)
             if tensor is not None and not still[id(tensor)]:
                 tensors.add(path)
@@ -154,6 +154,12 @@ def _edits(trace: Trace, writer: Writer) -> Edits:
         layers=tuple(sorted(layers)),
         tensors=tuple(sorted(tensors)),
     )
+
+
+def _is_of_gates(model: nn.Module, path: str) -> bool:
+    """Return whether a tensor belongs to the gates, which leave the pruned model anyway."""
+    parent, _, _ = path.rpartition(".")
+    return isinstance(model.get_submodule(parent), LeAP)
 
 
 def _uses(graph: fx.Graph, model: nn.Module) -> Counter[int]:
