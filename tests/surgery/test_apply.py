@@ -11,7 +11,7 @@ from torch import nn
 
 import torchleap as tl
 from tests.architectures import ARCHITECTURES, NAMES, attached, ids_by_name
-from tests.surgery.test_traps import Ranker
+from tests.surgery.helpers import Ranker
 
 CHANGED = "The model has changed since this plan was made .* plugin.plan\\(selection\\)"
 

@@ -4,7 +4,7 @@ import torch
 
 import torchleap as tl
 from tests.architectures import FIELDS
-from tests.surgery.test_prune import COLUMNS, assert_exact, prepared
+from tests.surgery.helpers import COLUMNS, assert_exact, prepared
 from torchleap.surgery import plan_of
 from torchleap.surgery.prepare import Surgery
 

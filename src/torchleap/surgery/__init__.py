@@ -1,6 +1,6 @@
 """Cut the dropped fields out of a model: plan, print, check, apply.
 
-The shelves, each of which imports only from those before it:
+The shelves; each imports only from those before it:
 
 - `trial`: run a model on batches, and compare outputs up to rounding.
 - `runtime`: the functions that pruned models call at each batch.

@@ -8,7 +8,8 @@ from torch import nn
 
 import torchleap as tl
 from tests.architectures import ARCHITECTURES, attached
-from tests.surgery.test_prune import CODE, COLUMNS, LAYERS, Code, Layers
+from tests.surgery.helpers import COLUMNS
+from tests.surgery.test_code import CODE, LAYERS, Code, Layers
 from tests.surgery.test_traps import Trap
 from tests.surgery.unchecked import cut_exactly, keeping, trained
 from torchleap.surgery.prepare import Surgery

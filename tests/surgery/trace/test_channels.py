@@ -14,8 +14,7 @@ from torch import nn
 
 import torchleap as tl
 from tests.architectures import ids_by_name
-from tests.surgery.test_traps import FED, Ranker, assert_same, pruned
-from tests.surgery.trace.test_assumptions import exact_or_refused
+from tests.surgery.helpers import FED, Ranker, assert_same, exact_or_refused, pruned
 
 LOG = []
 STATE = {"hot": False}

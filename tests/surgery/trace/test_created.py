@@ -6,7 +6,8 @@ from torch import nn
 
 import torchleap as tl
 from tests.architectures import ids_by_name
-from tests.surgery.test_traps import FED, Ranker, assert_same, clicks, pruned
+from tests.surgery.helpers import FED, Ranker, assert_same, pruned
+from tests.surgery.test_traps import clicks
 
 
 class Activated(Ranker):

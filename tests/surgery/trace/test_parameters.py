@@ -8,7 +8,7 @@ from torch.nn.utils import parameters_to_vector
 
 import torchleap as tl
 from tests.architectures import ids_by_name
-from tests.surgery.test_traps import FED, Ranker, pruned
+from tests.surgery.helpers import FED, Ranker, pruned
 
 
 def through_chain(m):

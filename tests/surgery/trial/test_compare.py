@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 import torchleap as tl
-from tests.surgery.test_fallback import Batch, Deciding
-from tests.surgery.test_prune import COLUMNS, prepared
-from tests.surgery.test_traps import Ranker, pruned
+from tests.surgery.helpers import COLUMNS, Deciding, Ranker, prepared, pruned
+from tests.surgery.write.test_feed import Batch
 from torchleap.surgery.trial.compare import alike, difference
 from torchleap.surgery.trial.rounding import with_other_rounding
 

@@ -1,4 +1,4 @@
-"""What a rule is, and how to write one.
+"""The base class of all rules, and how to write a rule.
 
 A rule covers one kind of operation: a layer, a function or a method. Where no rule covers a call,
 or its rule does not apply, the operation is opaque: it gets its complete inputs, with the constants

@@ -1,4 +1,4 @@
-"""What is known about each node: which elements of a row are constant, and which are requested.
+"""Facts about each node: which elements of a row are constant, and which are requested.
 
 A dropped field is its mean in every row: a constant. Constants spread through the graph, since any
 function of constants is constant. An element that is constant need not be computed, nor one that
@@ -39,7 +39,7 @@ class Facts:
 
     @classmethod
     def none(cls, shape: tuple[int, ...]) -> "Facts":
-        """Return the facts of a node of which nothing is constant."""
+        """Return the facts of a node without constants."""
         return cls(torch.zeros(shape, dtype=torch.bool), torch.zeros(shape, dtype=torch.float64))
 
 

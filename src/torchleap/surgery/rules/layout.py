@@ -169,7 +169,7 @@ def _lines(picked: Tensor, axis: int, shape: tuple[int, ...]) -> Tensor:
 
 
 class Join(Layout):
-    """cat and stack: a piece of which nothing is computed is left out."""
+    """cat and stack: a piece without computed elements is left out."""
 
     def applies(self, node: fx.Node, view: View) -> bool:
         pieces = self._pieces(node)

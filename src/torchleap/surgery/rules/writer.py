@@ -17,7 +17,7 @@ class Writer:
         view: The trace with what is known about it.
 
     Attributes:
-        written: Each old node with rows of which a part is computed.
+        written: The new node, and its form, of each old node with rows that is computed.
         others: The new node of each old node without rows.
         placeholders: The new node of each argument.
         buffers: New buffers of the model, by name.
@@ -92,7 +92,7 @@ class Writer:
         return Written(chosen, form, held.scale, held.shift)
 
     def _constant_rows(self, source: fx.Node, form: Form | None) -> Written:
-        """Return a node of which nothing is computed: its constants in every row."""
+        """Return a node that is not computed: its constants in every row."""
         value = self.view.facts[source].value
         part = value if form is None else form.take(value)
         rows = self._expanded(self.buffer(part[None], source), value.dim())

@@ -13,7 +13,7 @@ class Entries(dict[Any, Any]):
 
     Attributes:
         example: The entries of the example, in order.
-        queried: Entries of which forward() asked whether they are given.
+        queried: Entries that forward() looked for, given or not.
         walks: The methods by which forward() asked which entries there are.
     """
 

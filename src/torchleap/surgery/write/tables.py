@@ -120,7 +120,7 @@ def unread_tables(make: Callable[[bool], nn.Module], calls: list[Call]) -> list[
 
 
 def _plain_tables(small: nn.Module) -> list[str]:
-    """Return the tables whose call only looks up rows."""
+    """Return the tables without hooks of users, whose call only selects rows."""
     found = []
     for path, module in small.named_modules():
         if path and type(module) in (nn.Embedding, nn.EmbeddingBag) and _has_our_hooks_only(module):
