@@ -119,14 +119,23 @@ def in_other_memory(model, plugin, make):
     model.double()
 
 
-@pytest.mark.parametrize(
-    "change", [trained, trained_by_data, other_means, detached, other_gates, in_other_memory]
-)
+CHANGES = {
+    trained: "weight is not the same",
+    trained_by_data: "it returns something else",
+    other_means: "is not the same",
+    detached: "it is no longer attached",
+    other_gates: "it is no longer attached",
+    in_other_memory: "is not the same",
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
 def test_a_plan_of_a_model_that_has_changed_since_is_refused(change):
     model, plugin, make, plan = planned()
     change(model, plugin, make)
-    with pytest.raises(tl.SurgeryError, match=CHANGED):
+    with pytest.raises(tl.SurgeryError, match=CHANGED) as caught:
         plan.apply()
+    assert CHANGES[change] in str(caught.value)
 
 
 def test_running_and_planning_again_changes_no_model():
