@@ -34,8 +34,11 @@ class Declaring(Linear):
 @pytest.fixture
 def plugin():
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(20, 7), nn.ReLU(), nn.Linear(7, 1))
-    plugin = tl.attach(model, dict.fromkeys(NAMES, WIDTH))
+    return trained(nn.Sequential(nn.Linear(20, 7), nn.ReLU(), nn.Linear(7, 1)))
+
+
+def trained(model, at=""):
+    plugin = tl.attach(model, dict.fromkeys(NAMES, WIDTH), at=at)
     for _ in range(2):
         model(torch.randn(16, 20))
     with torch.no_grad():
@@ -112,3 +115,23 @@ def test_a_description_that_fails_is_raised_in_strict_mode_alone(monkeypatch, pl
     monkeypatch.setenv("TORCHLEAP_STRICT", "0")
     tl.export.save(small, tmp_path / "model")
     assert tl.export.manifest(tmp_path / "model")["needs_code"] == "'a mistake'"
+
+
+class Typed(nn.Module):
+    """It takes another path with the stand-in of a tensor, which no trace can see."""
+
+    def __init__(self):
+        super().__init__()
+        self.deep = nn.Linear(20, 1)
+
+    def forward(self, x):
+        return self.deep(x) if isinstance(x, torch.Tensor) else -self.deep(x)
+
+
+@pytest.mark.parametrize("strict", ["0", "1"])
+def test_python_that_cannot_be_followed_is_not_the_mistake_of_a_rule(monkeypatch, strict):
+    monkeypatch.setenv("TORCHLEAP_STRICT", strict)
+    torch.manual_seed(0)
+    plugin = trained(Typed(), at="deep")
+    assert "constants are fed instead" in str(plugin.plan(plugin.select(share=0.6)))
+    assert is_exact(plugin)

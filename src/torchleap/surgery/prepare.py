@@ -11,7 +11,7 @@ from torch import fx, nn
 from torch.utils._pytree import tree_leaves
 
 from .._common.errors import FieldError, SurgeryError, TorchleapError
-from .._common.strict import InexactError, raise_mistake
+from .._common.strict import InexactError, is_strict, raise_mistake
 from .._common.text import first_line, plural
 from ..distributed.torchrec import is_sharded, rows_of
 from ..gates.leap import LeAP
@@ -216,20 +216,25 @@ class Surgery:
                 self.check(trial)
                 return self._describe(candidate, trial, reasons), candidate
             except Exception as error:  # whatever it is: the next way is simpler
-                if not isinstance(error, InexactError) or self._is_traced_well():
-                    raise_mistake(error)
+                self._raise_mistake(error)
                 reasons.append(first_line(error))
         raise SurgeryError(
             f"Nothing was changed: {reasons[-1]}. Is the model deterministic in eval(), and can it "
             "be copied? If so, this is a bug of torchleap; please report the model."
         )
 
-    def _is_traced_well(self) -> bool:
-        """Return whether the graph of the model computes what the model does.
+    def _raise_mistake(self, error: Exception) -> None:
+        """Raise the mistake of a rule in strict mode.
 
-        Else the model's Python takes another path with stand-ins, as by `x is None` or
-        `isinstance(x, Tensor)`, and an inexact result is not the mistake of a rule.
+        An inexact result is not the mistake of a rule if the trace itself is inexact: the model's
+        Python may take another path with stand-ins, as by `isinstance(x, Tensor)`.
         """
+        if not is_strict() or (isinstance(error, InexactError) and not self._is_traced_well()):
+            return
+        raise_mistake(error)
+
+    def _is_traced_well(self) -> bool:
+        """Return whether the graph of the model computes what the model does."""
         found = tree_leaves(self.traced)
         case = self.expected[0]
         rounded = [tree_leaves(output) for output in case.rounded()]
