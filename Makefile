@@ -42,8 +42,9 @@ browser:
 demo: $(READY)
 	$(RUN) -m torchleap.cli demo
 
+# In strict mode what a rule of surgery did wrong is raised, instead of falling back to a simpler way.
 test: $(READY) browser
-	$(RUN) -m pytest -n auto
+	TORCHLEAP_STRICT=1 $(RUN) -m pytest -n auto
 
 # Fails if more than a tenth of the mistakes in tests/mutants survive.
 ONLY ?=

@@ -1,6 +1,6 @@
 """attach -> Plugin: LeAP on somebody else's model, in place and reversibly."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict
 from typing import Any, Unpack
@@ -24,7 +24,7 @@ from .sites.calls import Call, as_call, few_rows, on_device
 from .sites.model import ModelHooks, hooks_of, sites_of
 from .sites.placement import put_into, take_out_of
 from .sites.site import Side, Site
-from .surgery import Fill, Plan, prepare
+from .surgery import Fill, Plan, make_plan
 
 
 @with_settings_in_signature
@@ -257,7 +257,9 @@ class Plugin:
             yield
 
     def plan(self, selection: Selection, *, fill: Fill = "mean", example: Any = None) -> Plan:
-        """Return what `prune` would do: every cut, its reasons and savings. Nothing is changed.
+        """Return every cut, its reasons and savings; `Plan.apply()` makes the cuts.
+
+        Nothing is changed. A plan can be applied as long as the model does not change.
 
         Args:
             selection: The fields to keep.
@@ -267,7 +269,12 @@ class Plugin:
             example: A batch to check with, as the model takes it; None uses a few rows of the
                 first batch.
         """
-        return self._prepare(selection, fill, example)[0]
+        self._check(selection)
+        call = on_device(self._example(example), self.gates.theta.device)
+        plain = attached(unsharded(self.model)) if units(self.model) else self
+        return make_plan(
+            plain.model, plain.gates, plain.sites, selection, call, fill, source=self.model
+        )
 
     def prune(self, selection: Selection, *, fill: Fill = "mean", example: Any = None) -> nn.Module:
         """Return a new model without the dropped fields and without gates; this one is unchanged.
@@ -281,15 +288,7 @@ class Plugin:
             fill: As in `plan`.
             example: As in `plan`.
         """
-        return self._prepare(selection, fill, example)[1]()
-
-    def _prepare(
-        self, selection: Selection, fill: Fill, example: Any
-    ) -> tuple[Plan, Callable[[], nn.Module]]:
-        self._check(selection)
-        call = on_device(self._example(example), self.gates.theta.device)
-        plain = attached(unsharded(self.model)) if units(self.model) else self
-        return prepare(plain.model, plain.gates, plain.sites, selection, call, fill)
+        return self.plan(selection, fill=fill, example=example).apply()
 
     def _example(self, given: Any) -> Call:
         """Return the batch to check surgery with: the given one, or a few rows of the first."""

@@ -1,5 +1,7 @@
 """torch.export and ONNX compute what the model does, for any number of rows."""
 
+import sys
+
 import numpy as np
 import pytest
 import torch
@@ -85,8 +87,6 @@ def test_a_program_that_differs_is_not_written(tmp_path):
 
 
 def test_onnx_needs_its_packages(tmp_path, monkeypatch):
-    monkeypatch.setattr(
-        "importlib.util.find_spec", lambda name: None if name == "onnxscript" else True
-    )
+    monkeypatch.setitem(sys.modules, "onnxscript", None)
     with pytest.raises(tl.SurgeryError, match=r"Install it: pip install 'torchleap\[onnx\]'"):
         tl.export.to_onnx(nn.Linear(2, 1), tmp_path / "model.onnx", torch.randn(4, 2))

@@ -1,4 +1,4 @@
-"""Hostile model folders: none of them runs code, at loading or at the first call, and each is one SurgeryError."""
+"""Hostile model folders: none runs code, at loading or at a call; each is one SurgeryError."""
 
 import json
 import os
@@ -18,7 +18,7 @@ from torchleap.export import files
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory):
-    """A good folder with a batch; loaded and called once, so that all lazy imports are behind us."""
+    """Return a good folder with a batch, loaded and called once, so that lazy imports are done."""
     _, plugin, make = attached("wide_deep")
     folder = tmp_path_factory.mktemp("good") / "model"
     tl.export.save(plugin.prune(plugin.select(share=0.6)).eval(), folder)
@@ -122,9 +122,7 @@ def looking_into(*steps):
     names = {"tuple": [{"tuple": ["attribute", name]} for name in steps]}
     check = {"tuple": ["x", 0, names, "same", NONE, NONE, 1, True]}
     args = {"tuple": [[{"node": "batch"}], {"tuple": [check]}]}
-    return inserted(
-        "x", "call_function", "torchleap.surgery.trace.inputs.expect_inputs", args, EMPTY
-    )
+    return inserted("x", "call_function", "torchleap.expect_inputs", args, EMPTY)
 
 
 NONE = {"tuple": []}
@@ -151,9 +149,7 @@ HOSTILE = {
         "x", "call_function", "os.system", {"tuple": ["touch MARK"]}, EMPTY
     ),
     "eval": inserted("x", "call_function", "builtins.eval", {"tuple": [MARK]}, EMPTY),
-    "the gates' own mark": inserted(
-        "x", "call_function", "torchleap.surgery.trace.tracer.gated", BATCH, EMPTY
-    ),
+    "the gates' own mark": inserted("x", "call_function", "torchleap.gated", BATCH, EMPTY),
     "torch.load": inserted("x", "call_function", "torch.load", {"tuple": ["MARK"]}, EMPTY),
     "a method outside the list": inserted("x", "call_method", "__reduce_ex__", BATCH, EMPTY),
     "a method of a string": inserted("x", "call_method", "split", {"tuple": ["a b"]}, EMPTY),
@@ -203,7 +199,7 @@ HOSTILE = {
     "a global variable": inserted(
         "x",
         "call_function",
-        "torchleap.surgery.trace.channels.expect_globals",
+        "torchleap.expect_globals",
         {"tuple": [{"tuple": [{"tuple": ["os", "environ", 1]}]}]},
         EMPTY,
     ),

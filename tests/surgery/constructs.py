@@ -1,4 +1,4 @@
-"""Constructs of ranking models: what people do in front of the gates, behind them, and at the end of forward()."""
+"""Constructs of ranking models: in front of the gates, behind them, and at the end of forward()."""
 
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -130,7 +130,7 @@ FRONTS: dict[str, Callable[..., Tensor]] = {
 }
 
 
-# Behind the gates: (B, COLUMNS) to the same, of part, columns, batch, mask and the rows of the first table
+# Behind the gates: (B, COLUMNS) to the same, of part, columns, batch, mask, rows of the first table
 
 
 def product(m, x, b, mask, rows):

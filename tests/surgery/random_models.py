@@ -1,4 +1,4 @@
-"""Random ranking models that do what people's models do, put together from constructs by a seed; and batches for them."""
+"""Random ranking models, made of constructs as in real models by a seed, and batches for them."""
 
 import random
 from typing import Any
@@ -107,7 +107,7 @@ def _behind(name: str) -> Part:
 
 
 def constructs_of(seed: int) -> tuple[str, ...]:
-    """Choose the constructs of a model: one in turn, so that all have theirs, and a few at random."""
+    """Choose the constructs of a model: one in turn, and a few at random."""
     rng = random.Random(seed)
     chosen = [CONSTRUCTS[seed % len(CONSTRUCTS)]]
     for group, count in (
@@ -127,8 +127,8 @@ def make_batch(
     """The arguments of one call.
 
     Args:
-        options: `weight` adds an optional entry, `late` draws from late hours as well, `price` is the dtype of the numbers,
-            `backwards` reverses the entries.
+        options: `weight` adds an optional entry, `late` draws from late hours as well, `price` is
+            the dtype of the numbers, `backwards` reverses the entries.
     """
     rng = torch.Generator().manual_seed(seed)
     batch: Batch = {name: torch.randint(IDS, (rows,), generator=rng) for name in FIELDS}

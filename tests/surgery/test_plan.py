@@ -6,7 +6,7 @@ from torch import nn
 
 import torchleap as tl
 from tests.architectures import ARCHITECTURES, NAMES, WIDTH, attached
-from torchleap.surgery.plan import Unread
+from torchleap.surgery import Unread
 from torchleap.surgery.rules.facts import Form, form_of
 
 
@@ -14,8 +14,8 @@ def test_it_prints_every_cut_before_and_after():
     _, plugin, _ = attached("wide_deep")
     plan = plugin.plan(plugin.select(share=0.6))
     assert str(plan).splitlines() == [
-        "Plan: drop 2 of 5 fields, 8 of 20 dimensions; 645 => 414 (-36%) parameters, 2,716 => 1,792 (-34%) bytes, "
-        "356 => 220 (-38%) multiply-adds a row",
+        "Plan: drop 2 of 5 fields, 8 of 20 dimensions; 645 => 414 (-36%) parameters, "
+        "2,716 => 1,792 (-34%) bytes, 356 => 220 (-38%) multiply-adds per row",
         "layer                         before => after  parameters",
         "tables.user  Embedding(12, 4) => removed              -48",
         "tables.item  Embedding(12, 4) => removed              -48",
@@ -87,7 +87,7 @@ def test_it_names_what_cannot_be_cut_and_why():
     assert "mul() in cross multiplies dropped fields with others: 8 constants fed (exact)." in notes
     _, plugin, _ = attached("transformer")
     notes = plugin.plan(plugin.select(share=0.6)).notes
-    assert notes == ("encoder (TransformerEncoder) reads them whole: 16 constants fed (exact).",)
+    assert notes == ("encoder (TransformerEncoder) needs all columns: 16 constants fed (exact).",)
 
 
 def test_rows_of_a_table_for_all_fields_go_with_their_field():

@@ -1,4 +1,4 @@
-"""Random models: what surgery makes of them is what the masked model computes, on any batch, or an error."""
+"""Random models: a pruned one computes what the masked one does, on any batch, or raises."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Code that does something else on another batch: the pruned model follows it, or says no, but is never silently wrong."""
+"""Code that depends on the batch: the pruned model follows it or refuses, but is never wrong."""
 
 import pytest
 import torch
@@ -7,11 +7,17 @@ from torch.nn import functional
 from torch.nn.utils import prune, spectral_norm, weight_norm
 
 import torchleap as tl
-from tests.architectures import FIELDS, NAMES, WIDTH, ids_by_name
-from tests.surgery.test_prune import COLUMNS, assert_exact, prepared
-from torchleap.surgery.trace.examples import run_on_cpu
-
-FED = "constants are fed instead (exact)"
+from tests.architectures import NAMES, WIDTH, ids_by_name
+from tests.surgery.helpers import (
+    COLUMNS,
+    FED,
+    Ranker,
+    assert_exact,
+    assert_same,
+    prepared,
+    pruned,
+)
+from torchleap.surgery.trial.run import run_on_cpu
 
 
 class Trap(nn.Module):
@@ -94,21 +100,32 @@ FOLLOWED = {
         {"a": lambda: nn.ReLU(inplace=True)},
     ),
 }
+
+
 NOT_FOLLOWED = {
     "a branch on the data": (lambda m, x: x if (x > 3).any().item() else -x, 20),
     "a branch on the number of rows": (lambda m, x: x if x.shape[0] > 10 else -x, 20),
     "a branch on a lone row": (lambda m, x: x if x.shape[0] != 1 else x * 2, 20),
-    "parts of the batch": (lambda m, x: torch.cat([part * i for i, part in enumerate(x.chunk(4, 0), 1)]), 20),
+    "parts of the batch": (
+        lambda m, x: torch.cat([part * i for i, part in enumerate(x.chunk(4, 0), 1)]),
+        20,
+    ),
     "each row": (lambda m, x: torch.stack([row * 2 for row in x.unbind(0)]), 20),
-    "in place, read again": (lambda m, x: (lambda h: m.r(h) + h)(m.a(x)), 6,
-                             {"a": lambda: nn.Linear(20, 6), "r": lambda: nn.ReLU(inplace=True)}),
+    "in place, read again": (
+        lambda m, x: (lambda h: m.r(h) + h)(m.a(x)),
+        6,
+        {"a": lambda: nn.Linear(20, 6), "r": lambda: nn.ReLU(inplace=True)},
+    ),
     "relu_": (in_place(lambda m, x: torch.relu_(x)), 20),
     "relu by an argument": (in_place(lambda m, x: functional.relu(x, inplace=True)), 20),
     "a layer": (in_place(lambda m, x: m.a(x)), 20, {"a": lambda: nn.LeakyReLU(inplace=True)}),
     "another precision": (in_bfloat16, 6, {"a": lambda: nn.Linear(20, 6)}),
     "other numbers in training": (lambda m, x: x * (1.0 if m.training else 0.7), 20),
-    "another dropout in training": (lambda m, x: functional.dropout(x, 0.5 if m.training else 0.0, True), 20),
-}  # fmt: skip
+    "another dropout in training": (
+        lambda m, x: functional.dropout(x, 0.5 if m.training else 0.0, True),
+        20,
+    ),
+}
 
 
 def trap(function, width, layers=()):
@@ -139,41 +156,6 @@ def test_what_cannot_be_followed_is_fed_constants(name):
     small = assert_exact(plugin, make)
     if "training" in name:
         assert not torch.equal(small.train()(make()), small.eval()(make()))
-
-
-class Ranker(nn.Module):
-    """Tables by name; what is done with the embeddings is up to the test."""
-
-    def __init__(self):
-        super().__init__()
-        self.tables = nn.ModuleDict({name: nn.Embedding(12, WIDTH) for name in NAMES})
-        self.join = nn.Identity()
-        self.deep = nn.Sequential(nn.Linear(COLUMNS, 8), nn.ReLU(), nn.Linear(8, 1))
-
-    def embed(self, batch):
-        return self.join(torch.cat([self.tables[name](batch[name]) for name in NAMES], 1))
-
-    def forward(self, batch):
-        return self.deep(self.embed(batch))
-
-
-def pruned(model, make=ids_by_name, at="join", side="output", fields=None, selection=None):
-    plugin = tl.attach(model, fields or FIELDS, at=at, side=side)
-    for step in range(3):
-        model.train()(*make(32, step)) if isinstance(make(), tuple) else model.train()(
-            make(32, step)
-        )
-    with torch.no_grad():
-        plugin.gates.theta.copy_(torch.linspace(-0.3, 1.0, len(plugin.gates.theta)))
-    selection = selection or plugin.select(share=0.6)
-    return plugin, selection, plugin.prune(selection).eval()
-
-
-def assert_same(plugin, selection, small, batch):
-    batch = batch if isinstance(batch, tuple) else (batch,)
-    with torch.no_grad(), plugin.masked(selection):
-        expected = plugin.model.eval()(*batch)
-    torch.testing.assert_close(small(*batch), expected, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -211,64 +193,6 @@ def test_columns_may_be_chosen_by_an_argument():
     )
     for index in ([3, 9], [1, 12, 19]):
         assert_same(plugin, selection, small, (ids_by_name(7, 9), torch.tensor(index)))
-
-
-class Optional(Ranker):
-    def forward(self, batch):
-        batch = dict(batch)
-        weight = batch.pop("weight", None)
-        y = super().forward(batch)
-        return y if weight is None else y * weight[:, None]
-
-
-class Walking(Ranker):
-    def forward(self, batch):
-        y = super().forward(batch)
-        for name, column in batch.items():
-            y = y + column[:, None] if name.startswith("extra") else y
-        return y
-
-
-class Getting(Ranker):
-    def forward(self, batch):
-        y = super().forward(batch)
-        return y if batch.get("extra") is None else y + batch["extra"][:, None]
-
-
-@pytest.mark.parametrize("kind", [Walking, Getting, Optional])
-def test_an_entry_that_was_not_in_the_example_is_refused_if_forward_looks_for_it(kind):
-    plugin, selection, small = pruned(kind())
-    assert_same(plugin, selection, small, ids_by_name(7, 9))
-    kept = {name: column for name, column in ids_by_name(7, 9).items() if name in selection.kept}
-    assert torch.equal(small(kept), small(ids_by_name(7, 9)))
-    with pytest.raises(tl.FieldError, match="(extra|weight)' was not in the example"):
-        small({**ids_by_name(7, 9), "weight" if kind is Optional else "extra": torch.ones(7)})
-
-
-def test_an_entry_that_is_missing_is_named_if_forward_looks_for_it(tmp_path):
-    plugin, selection, small = pruned(
-        Optional(), lambda rows=32, seed=0: ids_by_name(rows, seed) | {"weight": torch.rand(rows)}
-    )
-    tl.export.save(small, tmp_path / "model")
-    for model in (small, tl.export.load(tmp_path / "model")):
-        assert_same(plugin, selection, model, ids_by_name(7, 9) | {"weight": torch.rand(7)})
-        with pytest.raises(tl.FieldError, match="'weight' is missing"):
-            model(ids_by_name(7, 9))
-
-
-def test_the_order_of_entries_counts_where_forward_walks_over_them():
-    class InOrder(Ranker):
-        def forward(self, batch):
-            return self.deep(
-                self.join(
-                    torch.cat([self.tables[name](column) for name, column in batch.items()], 1)
-                )
-            )
-
-    plugin, selection, small = pruned(InOrder())
-    assert_same(plugin, selection, small, ids_by_name(7, 9))
-    with pytest.raises(tl.FieldError, match="another order than 'user', 'item'"):
-        small(dict(reversed(ids_by_name(7, 9).items())))
 
 
 HISTORIES = {
@@ -422,46 +346,6 @@ def test_the_last_of_a_history_may_be_read_from_the_ids_themselves():
     plugin, selection, small = pruned(Last(None), clicks, fields=fields, selection=selection)
     for length in (5, 3, 8, 1):
         assert_same(plugin, selection, small, clicks(7, 9, length))
-
-
-def test_a_dict_of_fields_may_hold_entries_that_forward_does_not_ask_for():
-    class Sum(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.head = nn.Linear(3, 1)
-
-        def forward(self, batch):
-            return self.head(torch.cat([batch["age"], batch["clicks"]], 1))
-
-    def make(rows=16, seed=0):
-        rng = torch.Generator().manual_seed(seed)
-        return {
-            "age": torch.randn(rows, 1, generator=rng),
-            "clicks": torch.randn(rows, 2, generator=rng),
-        }
-
-    fields = tl.Fields({"age": 1, "clicks": 2})
-    selection = tl.Selection(fields, (0.1, 0.9), (False, True))
-    plugin, selection, small = pruned(
-        Sum(), make, at="", side="input", fields=fields, selection=selection
-    )
-    assert small.head.in_features == 2
-    assert_same(plugin, selection, small, make(7, 9) | {"label": torch.ones(7)})
-    assert torch.equal(small({"clicks": make(7, 9)["clicks"]}), small(make(7, 9)))
-
-
-@pytest.mark.parametrize("kind", [Optional, Walking])
-def test_models_that_ask_for_entries_are_compiled_and_exported(kind, tmp_path):
-    _, selection, small = pruned(kind())
-    batch = ids_by_name(7, 9)
-    torch.testing.assert_close(
-        torch.compile(small, fullgraph=True, backend="eager")(batch), small(batch)
-    )
-    tl.export.to_program(small, tmp_path / "model.pt2", batch)
-    kept = {name: column for name, column in batch.items() if name in selection.kept}
-    torch.testing.assert_close(
-        torch.export.load(tmp_path / "model.pt2").module()(kept), small(batch)
-    )
 
 
 def test_trials_run_on_the_cpu_where_the_model_does_not():

@@ -1,7 +1,8 @@
 """A trial of surgery: prune one random model, and compare it with the masked one.
 
-The model is pruned with one batch as its example, and then gets batches of other sizes, values and lengths, with and without
-optional parts. What it returns is that of the masked model, or there is an error of torchleap's.
+The model is pruned with one batch as its example, and then gets batches of other sizes, values and
+lengths, with and without optional parts. It returns what the masked model does, or raises an error
+of torchleap.
 
     >>> trial(3).kind in ("exact", "fed", "refused")
     True
@@ -22,7 +23,7 @@ from torch import Tensor, nn
 import torchleap as tl
 from tests.surgery.constructs import FIELDS, WIDTH
 from tests.surgery.random_models import OTHERS, RandomModel, constructs_of, double, make_batch
-from torchleap.surgery.compare import leaves_of
+from torchleap.surgery.trial.compare import leaves_of
 
 SECONDS = 60  # after which a trial counts as one that hangs
 
@@ -34,9 +35,9 @@ class Outcome:
     """What became of one model.
 
     Attributes:
-        kind: "exact" and "fed" models return what the masked one does, or raise an error of torchleap's; "refused" ones are
-            not pruned. The others must not be: "inexact" returned something else, "hang" took too long, "crash" raised
-            another error.
+        kind: "exact" and "fed" models return what the masked one does, or raise an error of
+            torchleap; "refused" ones are not pruned. The others must not occur: "inexact" returned
+            something else, "hang" took too long, "crash" raised another error.
         seed: With the constructs it makes the same trial again.
         constructs: What the model is made of.
         detail: What happened.
@@ -110,7 +111,8 @@ def _trial(seed: int, names: tuple[str, ...]) -> Outcome:
         if isinstance(problem, tl.TorchleapError):
             raised += 1
         elif isinstance(problem, Exception):
-            detail = f"with {options}, then {changes}, the pruned model raised {type(problem).__name__}: {problem}"
+            detail = f"with {options}, then {changes}, "
+            detail += f"the pruned model raised {type(problem).__name__}: {problem}"
             return Outcome("crash", seed, names, detail, raised)
         elif problem:
             return Outcome(
@@ -142,7 +144,8 @@ def _compare(
         return f"{len(found)} tensors instead of {len(expected)}"
     for one, other in zip(found, expected, strict=True):
         if not _is_close(one, other):
-            return f"an output is {one.flatten()[:3].tolist()} instead of {other.flatten()[:3].tolist()}"
+            wanted = other.flatten()[:3].tolist()
+            return f"an output is {one.flatten()[:3].tolist()} instead of {wanted}"
     return _compare_gradients(model, small)
 
 

@@ -1,11 +1,12 @@
-"""Pruning without the self-check, which would replace a wrong cut by the way that always works, and so hide a wrong rule."""
+"""Pruning without the self-check, which would hide a wrong rule by falling back to feeding."""
 
 import torch
 
 import torchleap as tl
 from tests.architectures import FIELDS
-from tests.surgery.test_prune import COLUMNS, assert_exact, prepared
-from torchleap.surgery.plan import Surgery, plan_of
+from tests.surgery.helpers import COLUMNS, assert_exact, prepared
+from torchleap.surgery import plan_of
+from torchleap.surgery.prepare import Surgery
 
 
 def columns(rows=32, seed=0):
@@ -28,7 +29,7 @@ def trained(model, fields=None, make=columns, spread=None, **settings):
 
 
 def cut_exactly(monkeypatch, plugin, make, selection=None, scale=1e-10):
-    """Prune by the rules alone, and compare with the masked model; the pruned model has been cut, not fed constants."""
+    """Prune by the rules alone, compare with the masked model, and check that it has been cut."""
     with monkeypatch.context() as patch:
         patch.setattr(Surgery, "check", lambda surgery, trial: None)
         small = assert_exact(plugin, make, selection, scale=scale)

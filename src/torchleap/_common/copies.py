@@ -1,4 +1,4 @@
-"""Copies of models."""
+"""Copy models."""
 
 from typing import Any
 
@@ -7,9 +7,19 @@ from torch.utils._pytree import tree_leaves
 
 
 def memo_of(model: nn.Module, *, share: bool) -> dict[int, Any]:
-    """What copy.deepcopy need not copy, or cannot: tensors that are shared, and results that the model has kept."""
-    tensors = (*model.parameters(), *model.buffers())
-    memo: dict[int, Any] = {id(tensor): tensor for tensor in tensors} if share else {}
+    """Return the memo for copy.deepcopy of a model: what it need not copy, or cannot.
+
+    Args:
+        model: The model.
+        share: Whether the copy uses the parameters and buffers of the model itself.
+
+    Returns:
+        Objects to use in the copy, by the id of the original. Results of computations that the
+        model has kept, which deepcopy refuses, are copied without their history.
+    """
+    memo: dict[int, Any] = {}
+    if share:
+        memo = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
     for leaf in tree_leaves([vars(module) for module in model.modules()]):
         if isinstance(leaf, Tensor) and not leaf.is_leaf:
             memo[id(leaf)] = leaf.detach().clone()

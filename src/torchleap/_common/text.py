@@ -44,3 +44,12 @@ def first_line(error: BaseException) -> str:
     lines = str(error).strip().splitlines() or [type(error).__name__]
     line = lines[0][:LONGEST_LINE]
     return "".join(sign if sign.isprintable() else "?" for sign in line).rstrip(".")
+
+
+def words(text: str) -> tuple[str, ...]:
+    """Return the words of a text: a readable way to write a long list of names.
+
+    >>> words("add sub mul")
+    ('add', 'sub', 'mul')
+    """
+    return tuple(text.split())

@@ -10,7 +10,7 @@ from .._common.files import make_folder
 from .._common.plain import key_of, plain
 from .._common.text import plural
 from ..methods import METHODS, Method
-from ..models import MODELS, Backbone
+from ..models import BACKBONES, Backbone
 from ..pipeline.evidence import trajectories
 from ..pipeline.retrain import retrain
 from ..pipeline.search import search
@@ -150,7 +150,7 @@ def registered_name(chosen: Method | Backbone) -> str:
     >>> registered_name(METHODS["leap"]())
     'leap'
     """
-    registry: dict[str, Any] = {**METHODS, **MODELS}
+    registry: dict[str, Any] = {**METHODS, **BACKBONES}
     for name, kind in registry.items():
         if type(chosen) is kind:
             return name

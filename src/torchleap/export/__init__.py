@@ -1,4 +1,4 @@
-"""A pruned model on its way into production: files that load without running code, torch.export, ONNX."""
+"""Bring a pruned model into production: files that load without code, torch.export, ONNX."""
 
 from .files import MANIFEST, load, manifest, save
 from .programs import to_onnx, to_program

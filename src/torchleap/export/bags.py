@@ -1,4 +1,4 @@
-"""Check what a loaded model gives to an EmbeddingBag: PyTorch does not, and reads memory beyond the table."""
+"""Check the ids that a loaded model gives to an EmbeddingBag, since PyTorch does not check them."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -9,14 +9,16 @@ from .._common.errors import FieldError
 
 
 def refuse_outside(bag: nn.EmbeddingBag, given: tuple[Any, ...], named: Mapping[str, Any]) -> None:
-    """Raise on ids that the table does not have, and on offsets that are not in order or beyond the ids.
+    """Raise on ids that the table does not have, and on offsets out of order or beyond the ids.
 
-    PyTorch would read memory beyond the ids and the table, and with `max_norm` write there. Everything else it checks itself.
+    PyTorch would read memory beyond the ids and the table, and with `max_norm` write there. It
+    checks everything else itself.
 
     Args:
         bag: The layer.
-        given: Its arguments: ids, (B, L) or of all bags in one line, (N,), and where each bag begins in that line.
-        named: Those that are given by name.
+        given: Its arguments: ids, (B, L) or of all bags in one line, (N,), and where each bag
+            begins in that line.
+        named: Its arguments that are given by name.
     """
     ids = given[0] if given else named.get("input")
     offsets = given[1] if len(given) > 1 else named.get("offsets")
@@ -29,9 +31,9 @@ def refuse_outside(bag: nn.EmbeddingBag, given: tuple[Any, ...], named: Mapping[
             raise FieldError(
                 f"Expected ids from 0 to {rows - 1} for a table, but found {low} to {high}."
             )
-    if isinstance(offsets, Tensor) and not _are_in_order(
-        offsets, ids.numel(), bag.include_last_offset
-    ):
+    if not isinstance(offsets, Tensor):
+        return
+    if not _are_in_order(offsets, ids.numel(), bag.include_last_offset):
         found = str(offsets.tolist())[:80]
         raise FieldError(
             f"Expected offsets in order, from 0 to at most {ids.numel()}, but found {found}."
@@ -39,7 +41,10 @@ def refuse_outside(bag: nn.EmbeddingBag, given: tuple[Any, ...], named: Mapping[
 
 
 def _are_in_order(offsets: Tensor, count: int, has_end: bool) -> bool:
-    """Say whether offsets begin with 0, never fall, and end within the ids; the end alone is an offset of no bag."""
+    """Return whether offsets begin with 0, never fall, and end within the ids.
+
+    With `has_end` the last offset is the end of the last bag.
+    """
     if offsets.dim() != 1 or not offsets.numel():
         return count == 0 and not has_end
     if has_end and offsets.numel() == 1 and count:

@@ -1,4 +1,4 @@
-"""Run a graph from a file step by step: no Python source is ever made of what a file says."""
+"""Run a graph from a file step by step, without ever making Python source of the file."""
 
 import inspect
 from collections.abc import Iterable, Sequence
@@ -27,8 +27,8 @@ class Node(NamedTuple):
     """One operation of a checked graph.
 
     Attributes:
-        target: A function, the name of a method or of an argument, or the path of a layer or tensor.
-        args: Constants and `Ref`s, perhaps within lists, tuples, dicts and slices.
+        target: A function, the name of a method or argument, or the path of a layer or tensor.
+        args: Constants and `Ref`s, possibly within lists, tuples, dicts and slices.
     """
 
     name: str
@@ -39,12 +39,16 @@ class Node(NamedTuple):
 
 
 class Step(NamedTuple):
-    """A call, and the places of its arguments and of its result among the values of a run.
+    """A call, with the places of its arguments and its result among the values of a run.
 
     Attributes:
-        places: Of the arguments; those of the keywords `names` are the last.
-        take: Picks them from the values; C code, since each step calls it.
+        kind: FUNCTION, METHOD, LAYER or ATTRIBUTE.
+        target: The function, the name of the method, or the path of the layer or attribute.
+        places: The places of the arguments; those of the keywords `names` come last.
+        take: Takes the arguments from the values; C code, since each step calls it.
         fixed: Keywords that are constants.
+        names: Keywords that are results of other steps.
+        place: The place of the result.
         free: Places that no later step reads.
     """
 
@@ -59,7 +63,11 @@ class Step(NamedTuple):
 
 
 class Program:
-    """The steps of a graph, prepared once, so that a call costs one loop over them."""
+    """The steps of a graph, prepared once, so that a call costs one loop over them.
+
+    Args:
+        nodes: The checked nodes of the graph.
+    """
 
     def __init__(self, nodes: Sequence[Node]) -> None:
         inputs = [node for node in nodes if node.op == "placeholder"]
@@ -101,7 +109,7 @@ class Program:
         return self.count + len(self.later) - 1
 
     def _place(self, value: Any) -> int:
-        """Return where an argument lies; one that holds results of nodes is put together by a step of its own."""
+        """Return the place of an argument; a step of its own makes one that contains results."""
         if isinstance(value, Ref):
             return self.places[value.name]
         if not _varies(value):
@@ -110,18 +118,20 @@ class Program:
             return self._step(FUNCTION, slice, (value.start, value.stop, value.step), {})
         if isinstance(value, dict):
             return self._step(FUNCTION, partial(_dict_of, tuple(value)), value.values(), {})
-        return self._step(FUNCTION, _list_of if isinstance(value, list) else _tuple_of, value, {})
+        make = _list_of if isinstance(value, list) else _tuple_of
+        return self._step(FUNCTION, make, value, {})
 
     def _free_early(self) -> None:
-        """Let each result go after the last step that reads it."""
-        kept = {self.result} | {
-            self.count + at for at, value in enumerate(self.later) if value is not None
-        }
+        """Free each result after the last step that reads it."""
+        kept = {self.result}
+        for at, value in enumerate(self.later):
+            if value is not None:
+                kept.add(self.count + at)
         for at in reversed(range(len(self.steps))):
             step = self.steps[at]
             free = set(step.places) - kept
             kept |= free
-            if step.place not in kept:  # nobody reads it
+            if step.place not in kept:  # nothing reads it
                 free.add(step.place)
             self.steps[at] = step._replace(free=tuple(free))
 
@@ -160,19 +170,18 @@ class Program:
 
 
 def _named(names: tuple[str, ...], defaults: tuple[Any, ...]) -> FunctionType:
-    """Return a function that is never called, and only shows the arguments of forward()."""
+    """Return a function that is never called, but has the signature of forward()."""
 
     def nothing() -> None: ...
 
     names = ("self", *names)
-    code = nothing.__code__.replace(
-        co_argcount=len(names), co_nlocals=len(names), co_varnames=names
-    )
+    count = len(names)
+    code = nothing.__code__.replace(co_argcount=count, co_nlocals=count, co_varnames=names)
     return FunctionType(code, {}, "forward", defaults)
 
 
 def _varies(value: Any) -> bool:
-    """Say whether an argument holds the result of a node."""
+    """Return whether an argument contains the result of a node."""
     if isinstance(value, slice):
         return any(map(_varies, (value.start, value.stop, value.step)))
     if isinstance(value, dict):
@@ -183,7 +192,7 @@ def _varies(value: Any) -> bool:
 
 
 def _taker(places: Sequence[int]) -> Any:
-    """Return a function that picks the values at some places."""
+    """Return a function that takes the values at some places, as a tuple."""
     if len(places) > 1:
         return itemgetter(*places)
     return itemgetter(slice(places[0], places[0] + 1) if places else slice(0))

@@ -1,7 +1,7 @@
-"""Build a model from its description: layers of PyTorch and a list of checked steps, and nothing else.
+"""Build a model from its description: layers of PyTorch and a list of checked steps, nothing else.
 
-Whatever a file says, it names functions, methods and layers of closed lists, and its names are identifiers; so it can at worst
-describe a useless model. Nothing of it becomes Python source.
+Whatever a file contains, it names functions, methods and layers of closed lists, and its names are
+identifiers; so it can at worst describe a useless model. Nothing of it becomes Python source.
 """
 
 import inspect
@@ -14,8 +14,9 @@ import torch
 from torch import Tensor, nn
 
 from .._common.errors import SurgeryError
-from .graphs import DTYPES, FUNCTIONS, KEYWORDS, KINDS, METHODS, constructor, is_path
+from .graphs import constructor
 from .interpreter import Node, Program, Ref
+from .names import DTYPES, FUNCTIONS, KEYWORDS, KINDS, METHODS, is_path
 
 DEEPEST = 32  # levels of lists in lists
 LARGEST = 1 << 31  # no layer has a setting above it
@@ -23,29 +24,33 @@ OPS = ("placeholder", "get_attr", "call_function", "call_method", "call_module",
 
 
 class LoadedModel(nn.Module):
-    """A model from a file. Each has a class of its own, for its name and the arguments of its forward().
+    """A model from a file.
+
+    Each has a class of its own, for its name and the arguments of its forward().
 
     Attributes:
         torchleap_graph: The description that it was built from, as JSON has it.
-        torchleap_origin: What the manifest says about the model, to be saved again with it.
+        torchleap_origin: The other entries of the manifest, to be saved again with the model.
     """
 
     torchleap_graph: ClassVar[dict[str, Any]]
     torchleap_origin: dict[str, Any]
 
     def __reduce__(self) -> Any:
-        """Copy and pickle by the description; the class is made again."""
+        """Copy and pickle the description; the class is made again."""
         return _empty, (type(self).__name__, type(self).torchleap_graph), self.__dict__
 
 
 def from_json(
     content: Any, tensors: Mapping[str, Tensor], trainable: Mapping[str, bool], name: str
 ) -> LoadedModel:
-    """Build the model with these tensors.
+    """Build a model from its description and tensors.
 
     Args:
-        trainable: The tensors that are parameters, and whether they take gradients.
-        name: Of the model's class.
+        content: The description, as JSON has it.
+        tensors: The weights and buffers, by name.
+        trainable: The tensors that are parameters, and whether they require gradients.
+        name: The name of the model's class.
     """
     layers = content["layers"]
     model = _empty(name, content)
@@ -54,15 +59,14 @@ def from_json(
     shapes = {path: _form(tensor) for path, tensor in _tensors_of(model)}
     for path, tensor in tensors.items():
         _check(is_path(path), f"the path {path!r}")
+        shape = tuple(tensor.shape)
         same = shapes.get(path, _form(tensor)) == _form(tensor)
-        _check(
-            same,
-            f"a tensor {path} of the shape {tuple(tensor.shape)}, where its layer has another one",
-        )
+        _check(same, f"a tensor {path} of the shape {shape}, where its layer has another one")
         _put(model, path, tensor, trainable.get(path))
     absent = [path for path, tensor in _tensors_of(model) if tensor.is_meta]
     _check(not absent, f"no weights for {', '.join(absent[:3])}")
-    called, read = (paths_of(content, op) for op in ("call_module", "get_attr"))
+    called = paths_of(content, "call_module")
+    read = paths_of(content, "get_attr")
     unknown = [*called - set(layers), *read - {*tensors, "training"}]
     _check(not unknown, f"{', '.join(map(repr, unknown[:3]))} in its graph, but nowhere else")
     return model
@@ -80,16 +84,15 @@ def _empty(name: str, content: dict[str, Any]) -> LoadedModel:
     def forward(self: LoadedModel, *given: Any, **named: Any) -> Any:
         return program.run(self, given, named)
 
-    forward.__wrapped__ = program.arguments  # type: ignore[attr-defined]  # what inspect and torch.fx see
-    name = name if _is_name(name) else "Pruned"
-    made: LoadedModel = type(
-        name, (LoadedModel,), {"forward": forward, "torchleap_graph": content}
-    )()
+    # the signature that inspect and torch.fx see
+    forward.__wrapped__ = program.arguments  # type: ignore[attr-defined]
+    members = {"forward": forward, "torchleap_graph": content}
+    made: LoadedModel = type(name if _is_name(name) else "Pruned", (LoadedModel,), members)()
     return made
 
 
 def _checked(nodes: Any) -> list[Node]:
-    """Return the nodes of a graph in which each reads only earlier ones, and the last is the output."""
+    """Return the nodes, if each reads only earlier ones, and the last is the output."""
     _check(isinstance(nodes, list) and bool(nodes), "no nodes")
     known: set[str] = set()
     found = []
@@ -97,34 +100,30 @@ def _checked(nodes: Any) -> list[Node]:
         _check(_is_name(name) and name not in known, f"the node {name!r}")
         _check(op in OPS, f"the node {op!r}")
         earlier = set() if op == "placeholder" else known  # a default is a constant
-        given, named = _decode(args, earlier), _decode(kwargs, earlier)
-        _check(
-            isinstance(given, tuple) and isinstance(named, dict), f"arguments of the node {name}"
-        )
+        given = _decode(args, earlier)
+        named = _decode(kwargs, earlier)
+        plain = isinstance(given, tuple) and isinstance(named, dict)
+        _check(plain, f"arguments of the node {name}")
         wrong = [key for key in named if key not in KEYWORDS]
         _check(not wrong, f"the keyword {str(wrong[:1])[1:-1]!s:.40}")
         found.append(Node(name, op, _target(op, target, given), given, named))
         known.add(name)
-    _check(
-        [node.op for node in found].index("output") == len(found) - 1,
-        "another output than the last node",
-    )
+    first_output = [node.op for node in found].index("output")
+    _check(first_output == len(found) - 1, "another output than the last node")
     arguments = [node.target for node in found if node.op == "placeholder"]
     _check(len(set(arguments)) == len(arguments), "two arguments of one name")
     return found
 
 
 def _target(op: str, target: Any, given: tuple[Any, ...]) -> Any:
-    """Return what a node calls or reads, if a model may."""
+    """Return the target of a node, if a model may call or read it."""
     _check(isinstance(target, str), f"the target {target!r:.40}")
     if op == "call_function":
         _check(target in FUNCTIONS, f"the function {target!r}")
         return FUNCTIONS[target]
     if op == "call_method":
-        _check(
-            target in METHODS and bool(given) and isinstance(given[0], Ref),
-            f"the method {target!r}",
-        )
+        of_a_result = bool(given) and isinstance(given[0], Ref)
+        _check(target in METHODS and of_a_result, f"the method {target!r}")
     elif op == "call_module":
         _check(is_path(target), f"the path {target!r}")
     elif op == "get_attr":
@@ -137,7 +136,7 @@ def _target(op: str, target: Any, given: tuple[Any, ...]) -> Any:
 
 
 def _is_name(name: object) -> bool:
-    """Say whether it is an identifier that means nothing to Python."""
+    """Return whether it is an identifier without a meaning of its own in Python."""
     plain = isinstance(name, str) and name.isidentifier() and not keyword.iskeyword(name)
     return plain and not str(name).startswith("__") and name != "self"
 
@@ -159,9 +158,8 @@ def _decode(value: Any, known: set[str], depth: int = 0) -> Any:
         return value
     ((kind, part),) = value.items()
     if kind == "node":
-        _check(
-            isinstance(part, str) and part in known, f"the node {part!r:.40} before it is computed"
-        )
+        computed = isinstance(part, str) and part in known
+        _check(computed, f"the node {part!r:.40} before it is computed")
         return Ref(part)
     if kind == "dtype":
         _check(isinstance(part, str) and part in DTYPES, f"the dtype {part!r:.40}")
@@ -175,31 +173,31 @@ def _decode(value: Any, known: set[str], depth: int = 0) -> Any:
 
 
 def _decode_many(kind: str, part: Any, known: set[str], depth: int) -> Any:
-    _check(
-        kind in ("slice", "tuple", "dict") and isinstance(part, list),
-        f"a value of kind {kind!r:.40}",
-    )
+    """Return a slice, a tuple or a dict as it was before it became JSON."""
+    known_kind = kind in ("slice", "tuple", "dict") and isinstance(part, list)
+    _check(known_kind, f"a value of kind {kind!r:.40}")
     if kind == "dict":
-        keys = [_decode(key, set(), depth) for key, _ in part]  # no result of a node
-        return dict(zip(keys, (_decode(entry, known, depth) for _, entry in part), strict=True))
-    entries = tuple(_decode(entry, known, depth) for entry in part)
+        keys = [_decode(key, set(), depth) for key, _ in part]  # a key is never a result of a node
+        entries = [_decode(entry, known, depth) for _, entry in part]
+        return dict(zip(keys, entries, strict=True))
+    parts = tuple(_decode(entry, known, depth) for entry in part)
     if kind == "tuple":
-        return entries
-    _check(len(entries) == 3, f"a slice of {len(entries)} parts")
-    return slice(*entries)
+        return parts
+    _check(len(parts) == 3, f"a slice of {len(parts)} parts")
+    return slice(*parts)
 
 
 def _layer(kind: Any, settings: Any) -> nn.Module:
-    """Build a layer without its weights, if its settings are of the types that its constructor names."""
+    """Build a layer without weights, if its settings have the types of its constructor."""
     _check(isinstance(kind, str) and kind in KINDS, f"the layer {kind!r:.40}")
     layer = KINDS[kind]
-    expected, hints = constructor(layer), get_type_hints(layer.__init__)
+    expected = constructor(layer)
+    hints = get_type_hints(layer.__init__)
     arguments = {name: _decode(value, set()) for name, value in settings.items()}
-    wrong = [
-        name
-        for name, value in arguments.items()
-        if name not in expected or not _fits(value, hints.get(name))
-    ]
+    wrong = []
+    for name, value in arguments.items():
+        if name not in expected or not _fits(value, hints.get(name)):
+            wrong.append(name)
     _check(not wrong, f"the setting {', '.join(wrong[:3])} of a layer {kind}")
     if "device" in inspect.signature(layer).parameters:
         arguments["device"] = "meta"  # the weights come from the file
@@ -207,7 +205,7 @@ def _layer(kind: Any, settings: Any) -> nn.Module:
 
 
 def _fits(value: Any, hint: Any) -> bool:
-    """Say whether a value is of an annotated type: numbers, text and sequences of numbers."""
+    """Return whether a value has an annotated type: numbers, text and sequences of numbers."""
     if get_origin(hint) in (Union, types.UnionType):
         return any(_fits(value, one) for one in get_args(hint))
     if get_origin(hint) is Literal:
@@ -230,7 +228,7 @@ def _tensors_of(model: nn.Module) -> list[tuple[str, Tensor]]:
 
 
 def _form(tensor: Tensor) -> tuple[Sequence[int], bool]:
-    """Return what the tensor of a layer has in common with the one from the file."""
+    """Return what the tensor of a layer must have in common with the one from the file."""
     return tuple(tensor.shape), tensor.is_floating_point()
 
 

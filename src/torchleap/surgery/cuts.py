@@ -1,42 +1,54 @@
-"""What a pruned model saves: layer by layer, and in all."""
+"""Count what a pruned model saves: layer by layer, and in total."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
+from .._common.text import words
 from ..gates.leap import LeAP
 from ..sites.calls import Call
-from .trace.examples import run
+from .trial.run import run
+
+_SIZES = words(
+    "num_embeddings embedding_dim in1_features in2_features in_features out_features "
+    "num_features in_channels out_channels"
+)
 
 
 @dataclass(frozen=True)
 class Cut:
-    """One layer or parameter, before and after."""
+    """One layer, or a parameter outside of layers, before and after.
+
+    Attributes:
+        path: Its name in the model.
+        before: Its kind and sizes.
+        after: The same of the pruned model, or "removed".
+        parameters: How many parameters it has more than before; negative for fewer.
+    """
 
     path: str
     before: str
     after: str
-    parameters: int  # fewer than before
+    parameters: int
 
 
 def cuts_of(model: nn.Module, gates: LeAP, trial: nn.Module) -> list[Cut]:
-    """Every layer, and every parameter that belongs to none, whose shape changed."""
-    after, found = dict(trial.named_modules()), []
+    """Return every layer, and every parameter outside of layers, whose shape changed."""
+    after = dict(trial.named_modules())
+    found = []
     for path, module in model.named_modules():
+        shapes = _shapes(module)
         new = after.get(path)
-        if (
-            module is gates
-            or not _shapes(module)
-            or (new is not None and _shapes(module) == _shapes(new))
-        ):
+        if module is gates or not shapes or (new is not None and _shapes(new) == shapes):
             continue
-        saved = sum(p.numel() for p in module.parameters(recurse=False))
+        saved = count(module.parameters(recurse=False))
         if new is None or not isinstance(new, type(module)):
             found.append(Cut(path, describe(module), "removed", -saved))
         elif _sizes(module):
-            left = sum(p.numel() for p in new.parameters(recurse=False))
+            left = count(new.parameters(recurse=False))
             found.append(Cut(path, describe(module), describe(new), left - saved))
         else:
             found += _cut_tensors(path, module, new)
@@ -44,74 +56,63 @@ def cuts_of(model: nn.Module, gates: LeAP, trial: nn.Module) -> list[Cut]:
 
 
 def _cut_tensors(path: str, module: nn.Module, new: nn.Module) -> list[Cut]:
-    before, after = _shapes(module), _shapes(new)
-    names = [name for name in before if before[name] != after.get(name)]
+    """Return the parameters and buffers of a module whose shape changed."""
+    before = _shapes(module)
+    after = _shapes(new)
     cuts = []
-    for name in names:
+    for name, shape in before.items():
+        if shape == after.get(name):
+            continue
         kind = "Parameter" if name in module._parameters else "Buffer"
         left = f"{kind}{after[name]}" if name in after else "removed"
-        saved = torch.Size(after.get(name, (0,))).numel() - torch.Size(before[name]).numel()
-        cuts.append(
-            Cut(
-                f"{path}.{name}".lstrip("."),
-                f"{kind}{before[name]}",
-                left,
-                saved if kind == "Parameter" else 0,
-            )
-        )
+        saved = 0
+        if kind == "Parameter":
+            saved = torch.Size(after.get(name, (0,))).numel() - torch.Size(shape).numel()
+        cuts.append(Cut(f"{path}.{name}".lstrip("."), f"{kind}{shape}", left, saved))
     return cuts
 
 
 def _shapes(module: nn.Module) -> dict[str, tuple[int, ...]]:
-    tensors = {**module._parameters, **module._buffers}
-    return {
-        k: tuple(t.shape)
-        for k, t in tensors.items()
-        if t is not None and not k.startswith("pruned_")
-    }
+    """Return the shapes of a module's own parameters and buffers, but for those of surgery."""
+    found = {}
+    for name, tensor in {**module._parameters, **module._buffers}.items():
+        if tensor is not None and not name.startswith("pruned_"):
+            found[name] = tuple(tensor.shape)
+    return found
 
 
 def _sizes(module: nn.Module) -> list[int]:
-    return [
-        getattr(module, name) for name in _SIZES if isinstance(getattr(module, name, None), int)
-    ]
+    sizes = [getattr(module, name, None) for name in _SIZES]
+    return [size for size in sizes if isinstance(size, int)]
 
 
 def describe(module: nn.Module) -> str:
-    """A layer in a few words: its kind and its sizes."""
-    sizes = _sizes(module) or [sum(p.numel() for p in module.parameters(recurse=False))]
+    """Return the kind and the sizes of a layer, or else its number of parameters."""
+    sizes = _sizes(module) or [count(module.parameters(recurse=False))]
     return f"{type(module).__name__}({', '.join(f'{size:,}' for size in sizes)})"
 
 
-_SIZES = (
-    *(
-        "num_embeddings",
-        "embedding_dim",
-        "in1_features",
-        "in2_features",
-        "in_features",
-        "out_features",
-    ),
-    *("num_features", "in_channels", "out_channels"),
-)
-
-
-def count(model: nn.Module) -> int:
-    """Its parameters."""
-    return sum(parameter.numel() for parameter in model.parameters())
+def count(parameters: Iterable[nn.Parameter]) -> int:
+    """Return the number of elements of all parameters."""
+    return sum(parameter.numel() for parameter in parameters)
 
 
 def size(model: nn.Module) -> int:
-    """The bytes of its parameters and buffers."""
-    return sum(
-        tensor.numel() * tensor.element_size() for tensor in (*model.parameters(), *model.buffers())
-    )
+    """Return the bytes of a model's parameters and buffers."""
+    tensors = (*model.parameters(), *model.buffers())
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
 
 def work(model: nn.Module, example: Call, rows: int) -> int:
-    """Multiply-adds a row, in matrix products and convolutions."""
+    """Return the multiply-adds per row in matrix products and convolutions.
+
+    Args:
+        model: The model.
+        example: A batch.
+        rows: The number of rows of the batch.
+    """
     fast = torch.backends.mha.get_fastpath_enabled()
-    torch.backends.mha.set_fastpath_enabled(False)  # which would not be counted
+    torch.backends.mha.set_fastpath_enabled(False)  # it would not be counted
     try:
         with FlopCounterMode(display=False) as counter:
             run(model, example)

@@ -1,4 +1,4 @@
-"""What surgery writes for each layer, without the self-check: what is cut, what must stay, and that both are exact."""
+"""Each layer without the self-check: what is cut, what must stay, and that both are exact."""
 
 import pytest
 import torch
@@ -6,7 +6,8 @@ from torch import nn
 from torch.nn import functional
 
 from tests.architectures import IDS, NAMES, WIDTH, ids
-from tests.surgery.test_prune import COLUMNS, Layers
+from tests.surgery.helpers import COLUMNS
+from tests.surgery.test_code import Layers
 from tests.surgery.test_traps import Trap
 from tests.surgery.unchecked import cut_exactly, keeping, trained
 

@@ -1,4 +1,4 @@
-"""Each rule alone: what it writes is exact to the last digits, without the self-check that would catch its mistakes."""
+"""Each rule alone is exact to the last digits, without the self-check that would hide mistakes."""
 
 from dataclasses import FrozenInstanceError
 
@@ -8,12 +8,13 @@ from torch import nn
 
 import torchleap as tl
 from tests.architectures import ARCHITECTURES, attached
-from tests.surgery.test_prune import CODE, COLUMNS, LAYERS, Code, Layers
+from tests.surgery.helpers import COLUMNS
+from tests.surgery.test_code import CODE, LAYERS, Code, Layers
 from tests.surgery.test_traps import Trap
 from tests.surgery.unchecked import cut_exactly, keeping, trained
-from torchleap.surgery.plan import Surgery
+from torchleap.surgery.prepare import Surgery
 from torchleap.surgery.rules.facts import Form
-from torchleap.surgery.rules.writer import kept_columns
+from torchleap.surgery.runtime import kept_columns
 
 MIXES_ROWS = "batch norm without statistics"
 

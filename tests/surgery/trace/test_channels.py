@@ -1,4 +1,4 @@
-"""What a module does besides returning a value: the pruned model does it too, or refuses the batch."""
+"""Side effects of a module: the pruned model has them too, or refuses the batch."""
 
 import copy
 import os
@@ -14,8 +14,7 @@ from torch import nn
 
 import torchleap as tl
 from tests.architectures import ids_by_name
-from tests.surgery.test_traps import FED, Ranker, assert_same, pruned
-from tests.surgery.trace.test_assumptions import exact_or_refused
+from tests.surgery.helpers import FED, Ranker, assert_same, exact_or_refused, pruned
 
 LOG = []
 STATE = {"hot": False}
@@ -131,7 +130,7 @@ def test_what_a_module_passes_on_besides_its_result_is_not_lost(name):
         try:
             found = small(batches[1])
         except tl.FieldError as error:
-            assert "to leave its input alone" in str(error)
+            assert "to leave its input unchanged" in str(error)
             continue
         torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
 
@@ -148,7 +147,8 @@ def test_a_module_that_changes_its_input_on_other_batches_only_is_caught():
     small(ids_by_name(7, 9))
     for model in (small, copy.deepcopy(small)):
         with pytest.raises(
-            tl.FieldError, match="Expected Late to leave its input alone, .* Prune with example="
+            tl.FieldError,
+            match="Expected Late to leave its input unchanged, .* Prune with example=",
         ):
             model(ids_by_name(50, 9))
 
@@ -252,6 +252,7 @@ def test_a_pruned_model_with_such_a_module_is_pickled_compiled_and_pruned_again(
     assert torch.equal(again(ids_by_name(7, 9)), small(ids_by_name(7, 9)))
     fields = dict.fromkeys(selection.kept, 4)
     plugin, selection, twice = pruned(small, fields=fields)
+    assert FED not in str(tl.plan_of(twice))
     assert_same(plugin, selection, twice, ids_by_name(7, 9))
 
 

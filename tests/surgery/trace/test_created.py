@@ -1,4 +1,4 @@
-"""Layers that forward() creates itself: plan() always comes to an end, and the pruned model is exact."""
+"""Layers that forward() creates itself: plan() always ends, and the pruned model is exact."""
 
 import pytest
 import torch
@@ -6,7 +6,8 @@ from torch import nn
 
 import torchleap as tl
 from tests.architectures import ids_by_name
-from tests.surgery.test_traps import FED, Ranker, assert_same, clicks, pruned
+from tests.surgery.helpers import FED, Ranker, assert_same, pruned
+from tests.surgery.test_traps import clicks
 
 
 class Activated(Ranker):
@@ -99,7 +100,7 @@ def sequence_model(name):
     layers = {"dims": [8], "dropout": 0.0}
     if name == "DIN":
         history = features.SequenceFeature("history", 20, 4, pooling="concat", shared_with="item")
-        model = ranking.DIN([user], [history], [item], layers, {"dims": [8], "activation": "rng"})
+        model = ranking.DIN([user], [history], [item], layers, {"dims": [8], "activation": "dice"})
         return model, {"history": 4, "item": 4, "user": 4}
     pooled = features.SequenceFeature("history", 20, 4, pooling="mean")
     model = ranking.DCN([user, item, pooled], n_cross_layers=2, mlp_params=layers)

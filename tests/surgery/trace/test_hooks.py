@@ -6,7 +6,7 @@ from torch import nn
 
 import torchleap as tl
 from tests.architectures import FIELDS, NAMES, ids_by_name
-from tests.surgery.test_traps import FED, Ranker, assert_same, pruned
+from tests.surgery.helpers import FED, Ranker, assert_same, pruned
 
 
 class Tower(nn.Module):

@@ -8,7 +8,7 @@ from torch.nn.utils import parameters_to_vector
 
 import torchleap as tl
 from tests.architectures import ids_by_name
-from tests.surgery.test_traps import FED, Ranker, pruned
+from tests.surgery.helpers import FED, Ranker, pruned
 
 
 def through_chain(m):
@@ -103,6 +103,7 @@ def test_buffers_and_detached_weights_are_read_at_each_call():
             )
 
     plugin, selection, small = pruned(Buffered())
+    assert "constants are fed instead" not in str(tl.plan_of(small))
     for model in (plugin.model, small):
         model.scale.fill_(3.0)
     with torch.no_grad(), plugin.masked(selection):

@@ -1,4 +1,4 @@
-"""Removed tables: what their stand-ins allow on the way to the gates, and that everything else is refused."""
+"""Removed tables: what their stand-ins allow on the way to the gates; the rest is refused."""
 
 import copy
 

@@ -1,8 +1,8 @@
-"""What is known of each node of a traced model: which elements of a row are constants, and which must be computed.
+"""Facts about each node: which elements of a row are constant, and which are requested.
 
-A dropped field is its mean in every row: a constant. Constants spread through the graph: a slice of constants is constant, so
-is any function of them. What is constant need not be computed, and what nothing asks for need not be computed either. The rest
-is what remains of the model.
+A dropped field is its mean in every row: a constant. Constants spread through the graph, since any
+function of constants is constant. An element that is constant need not be computed, nor one that
+nothing requests. The rest is what remains of the model.
 """
 
 import operator
@@ -13,143 +13,177 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
+from ..._common.errors import SurgeryError
+from ..._common.text import first_line
+from ..trace.graph import Trace
 from ..trace.proxies import SPLITS, split_dim
-from ..trace.trace import Trace
+
+
+class UnsupportedError(SurgeryError):
+    """A rule does not cover this call, which is then opaque; not a mistake of the rule."""
 
 
 @dataclass(frozen=True)
 class Facts:
-    """One row of a node: `const` says which elements are the same in every row, `value` which value they have."""
+    """The constants in one row of a node.
 
-    const: Tensor  # bool
-    value: Tensor  # float64
+    Attributes:
+        const: Which elements are the same in every row, of bool.
+        value: Their values, of float64; other elements hold any number.
+
+    **Shape**: both have the shape of one row, that is of the node without its batch dimension.
+    """
+
+    const: Tensor
+    value: Tensor
 
     @classmethod
     def none(cls, shape: tuple[int, ...]) -> "Facts":
-        """Nothing is constant."""
+        """Return the facts of a node without constants."""
         return cls(torch.zeros(shape, dtype=torch.bool), torch.zeros(shape, dtype=torch.float64))
 
 
 @dataclass(frozen=True)
 class Form:
-    """Which part of a node is computed: these indices along this axis (1 is the first after the batch)."""
+    """The part of a node that is computed: some indices along one axis.
+
+    Attributes:
+        axis: A dimension of the node; 1 is the first after the batch.
+        index: The indices along it, in rising order.
+    """
 
     axis: int
     index: tuple[int, ...]
 
     def places(self, index: Iterable[int]) -> list[int]:
-        """Where these indices stand among those that are there."""
+        """Return where these indices stand among those of the form; others are left out."""
         place_of = {line: place for place, line in enumerate(self.index)}
         return [place_of[line] for line in index if line in place_of]
 
     def take(self, array: Tensor) -> Tensor:
-        """The part of an array that holds one row, or of a tensor without the batch."""
+        """Return the part of an array that has the shape of one row."""
         return array.index_select(self.axis - 1, torch.tensor(self.index, device=array.device))
 
     def mask(self, shape: tuple[int, ...]) -> Tensor:
-        """The same as a mask over one row."""
+        """Return the form as a mask over one row."""
         mask = torch.zeros(shape, dtype=torch.bool)
         return mask.index_fill_(self.axis - 1, torch.tensor(self.index), True)
 
 
 def form_of(mask: Tensor) -> Form | None:
-    """The form that holds just these elements, if indices along one axis describe them; None is the whole row."""
+    """Return the form that holds just these elements of a row.
+
+    None stands for the complete row: if all elements are in the mask, or if indices along one axis
+    cannot describe them.
+    """
     if mask.all():
         return None
     for axis in range(mask.dim()):
         others = [other for other in range(mask.dim()) if other != axis]
         line = mask.any(others) if others else mask
-        if torch.equal(
-            line.reshape([-1 if place == axis else 1 for place in range(mask.dim())]).expand_as(
-                mask
-            ),
-            mask,
-        ):
+        shape = [1] * mask.dim()
+        shape[axis] = -1
+        if torch.equal(line.reshape(shape).expand_as(mask), mask):
             return Form(axis + 1, tuple(line.nonzero().flatten().tolist()))
     return None
 
 
 @dataclass
 class View:
-    """A trace with what is known about it, as far as it is known."""
+    """A trace with everything that is known about its nodes so far.
+
+    Attributes:
+        trace: The trace.
+        scale: What the gates do to their columns, scale * x + shift, (D,); 0 where dropped.
+        shift: The shift, (D,).
+        facts: The constants of each node with rows.
+        requested: The elements of each node that are requested, as a mask over one row; True for
+            a node without rows.
+        uses: How often the graph uses each parameter and buffer, by its id.
+    """
 
     trace: Trace
-    scale: Tensor  # (D,) what eval() does to the gated columns: scale * x + shift
-    shift: Tensor  # (D,)
+    scale: Tensor
+    shift: Tensor
     facts: dict[fx.Node, Facts] = field(default_factory=dict)
-    wanted: dict[fx.Node, Any] = field(
-        default_factory=dict
-    )  # a mask over one row; True for what has no rows
-    uses: Mapping[int, int] = field(
-        default_factory=dict
-    )  # how often the graph uses a parameter or buffer, by its id
+    requested: dict[fx.Node, Any] = field(default_factory=dict)
+    uses: Mapping[int, int] = field(default_factory=dict)
 
     def is_rows(self, node: Any) -> bool:
-        """Whether it is a node with the batch as its first dimension."""
+        """Return whether it is a node with the batch as its first dimension."""
         return isinstance(node, fx.Node) and self.trace.kinds[node] == "rows"
 
     def is_fixed(self, node: Any) -> bool:
-        """Whether it is a node that depends on parameters alone."""
+        """Return whether it is a node that depends on parameters alone."""
         return isinstance(node, fx.Node) and self.trace.kinds[node] == "fixed"
 
+    def request(self, node: fx.Node, mask: Tensor | None = None) -> None:
+        """Request elements of a node.
+
+        Args:
+            node: The node.
+            mask: Which elements of one row, of bool; all if left out.
+        """
+        if not self.is_rows(node):
+            self.requested[node] = True
+            return
+        if mask is None or node in self.trace.varying:  # rows without a fixed length have no parts
+            mask = torch.ones(self.trace.shape(node), dtype=torch.bool)
+        before = self.requested.get(node)
+        self.requested[node] = mask if before is None else mask | before
+
     def live(self, node: fx.Node) -> Tensor:
-        """The elements of a row that must be computed."""
-        mask: Tensor = self.wanted.get(node, torch.zeros(self.trace.shape(node), dtype=torch.bool))
-        return mask & ~self.facts[node].const
+        """Return the elements of a row that must be computed: requested and not constant."""
+        mask = self.requested.get(node)
+        if mask is None:
+            return torch.zeros(self.trace.shape(node), dtype=torch.bool)
+        live: Tensor = mask & ~self.facts[node].const
+        return live
 
     def is_live(self, node: fx.Node) -> bool:
-        """Whether anything of it must be computed."""
-        return (
-            bool(self.live(node).any()) if self.is_rows(node) else self.wanted.get(node) is not None
-        )
-
-    def want(self, node: fx.Node, mask: Any = True) -> None:
-        """Ask for elements of a node."""
-        if not self.is_rows(node):
-            self.wanted[node] = True
-        else:
-            before = self.wanted.get(node)
-            whole = (
-                mask is True or node in self.trace.varying
-            )  # of what has no fixed length, no part can be named
-            mask = torch.ones(self.trace.shape(node), dtype=torch.bool) if whole else mask
-            self.wanted[node] = mask if before is None else mask | before
+        """Return whether anything of a node must be computed."""
+        if self.is_rows(node):
+            return bool(self.live(node).any())
+        return node in self.requested
 
     def row_sources(self, node: fx.Node) -> list[fx.Node]:
-        """The inputs that have the batch as their first dimension; of a part of a split, what was split."""
+        """Return the inputs with rows; for a part of a split, those of the split."""
         split = self.split_of(node)
         return [source for source in (split or node).all_input_nodes if self.is_rows(source)]
 
     def split_of(self, node: fx.Node) -> fx.Node | None:
-        """The split that a node is a part of."""
-        split = (
-            node.args[0]
-            if node.target is operator.getitem and isinstance(node.args[1], int)
-            else None
-        )
-        if (
-            not isinstance(split, fx.Node)
-            or split.target not in SPLITS
-            or len(split.all_input_nodes) != 1
-        ):
+        """Return the split, along another dimension than the rows, that a node is a part of."""
+        if node.target is not operator.getitem or not isinstance(node.args[1], int):
             return None
-        dim, rank = split_dim(split), self.trace.values[split.all_input_nodes[0]].dim()
-        return (
-            split
-            if isinstance(dim, int) and dim % rank and self.is_rows(split.all_input_nodes[0])
-            else None
-        )
+        split = node.args[0]
+        if not isinstance(split, fx.Node) or split.target not in SPLITS:
+            return None
+        if len(split.all_input_nodes) != 1:
+            return None
+        (source,) = split.all_input_nodes
+        dim = split_dim(split)
+        if not isinstance(dim, int) or not dim % self.trace.values[source].dim():
+            return None
+        return split if self.is_rows(source) else None
 
     def is_carrier(self, node: fx.Node) -> bool:
-        """Whether it is a layer that does nothing in eval()."""
+        """Return whether a node calls a layer that does nothing in eval()."""
         return type(self.trace.module(node)) in (nn.Dropout, nn.Identity)
 
     def uncut(self, *tensors: Tensor | None) -> bool:
-        """Whether any of these must stay as it is, because the model uses it more than once."""
+        """Return whether any of these must stay as it is, since the model uses it twice."""
         return any(self.uses.get(id(tensor), 0) > 1 for tensor in tensors)
 
-    def evaluate(self, node: fx.Node, arrays: dict[fx.Node, Tensor]) -> Tensor:
-        """Run one operation on arrays that stand for one row each, and return one row of the result."""
+    def evaluate(self, node: fx.Node, arrays: Mapping[fx.Node, Tensor]) -> Tensor:
+        """Run one operation on arrays that stand for one row each, and return a row of the result.
+
+        Args:
+            node: The operation.
+            arrays: One row of each input with rows.
+
+        Raises:
+            UnsupportedError: The operation does not run on such arrays.
+        """
         rows = self.trace.rows
 
         def substitute(source: fx.Node) -> Any:
@@ -163,11 +197,14 @@ class View:
                 return self._call(source, substitute)
             return value
 
-        result = self._call(node, substitute)
-        return torch.as_tensor(result)[0]
+        try:
+            return torch.as_tensor(self._call(node, substitute))[0]
+        except Exception as error:  # anything: the operation is the model's, not the rule's
+            raise UnsupportedError(f"{node} does not run on a row: {first_line(error)}") from error
 
     def _call(self, node: fx.Node, substitute: Any) -> Any:
-        args, kwargs = fx.map_arg(node.args, substitute), fx.map_arg(node.kwargs, substitute)
+        args = fx.map_arg(node.args, substitute)
+        kwargs = fx.map_arg(node.kwargs, substitute)
         if node.op == "call_module":
             module = self.trace.module(node)
             assert module is not None

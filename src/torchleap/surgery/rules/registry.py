@@ -1,4 +1,4 @@
-"""Which operation follows which rule; what is not listed is opaque."""
+"""The rule of each operation; an operation that is not listed is opaque."""
 
 import operator
 from typing import Any
@@ -7,19 +7,26 @@ import torch
 from torch import fx, nn
 from torch.nn import functional
 
+from ..._common.text import words
 from ...distributed.torchrec import keyed_values
 from ..trace.hooks import has_hooks
 from ..trace.tracer import gated, is_input
-from .base import Elementwise, Gate, Input, Opaque, Product, Reduce
+from .base import OPAQUE, CutRule
+from .bilinear import Bilinear
+from .collection import Keyed
+from .convolution import Convolution
+from .elementwise import Elementwise
+from .embedding import Embedding, EmbeddingBag
+from .ends import Gate, Input
 from .facts import View
-from .layers import BatchNorm, Bilinear, Convolution, Embedding, EmbeddingBag, Linear, Tokenwise
-from .layouts import Join, Layout, Pick, Reshape
-from .tables import Keyed
+from .layout import Join, Layout, Pick, Reshape
+from .linear import Linear
+from .norm import BatchNorm, Tokenwise
+from .reduction import Product, Reduce
 
-OPAQUE = Opaque()
 INPUT = Input()
 
-LAYERS: dict[type[nn.Module], Opaque] = {
+LAYERS: dict[type[nn.Module], CutRule] = {
     nn.Linear: Linear(),
     nn.BatchNorm1d: BatchNorm(),
     nn.Conv1d: Convolution(),
@@ -31,34 +38,14 @@ LAYERS: dict[type[nn.Module], Opaque] = {
     nn.Flatten: Reshape(),
     nn.Unflatten: Reshape(),
 }
-for _layer in (
-    *(
-        nn.Dropout,
-        nn.Identity,
-        nn.ReLU,
-        nn.ReLU6,
-        nn.LeakyReLU,
-        nn.ELU,
-        nn.SELU,
-        nn.CELU,
-        nn.GELU,
-        nn.SiLU,
-        nn.Mish,
-    ),
-    *(
-        nn.Sigmoid,
-        nn.LogSigmoid,
-        nn.Tanh,
-        nn.Softplus,
-        nn.Softsign,
-        nn.Hardtanh,
-        nn.Hardsigmoid,
-        nn.Hardswish,
-    ),
+for _name in words(
+    "Dropout Identity ReLU ReLU6 LeakyReLU ELU SELU CELU GELU SiLU Mish Sigmoid LogSigmoid Tanh "
+    "Softplus Softsign Hardtanh Hardsigmoid Hardswish"
 ):
-    LAYERS[_layer] = Elementwise()
+    LAYERS[getattr(nn, _name)] = Elementwise()
 
-CALLS: dict[Any, Opaque] = {
+# functions, and names of methods
+CALLS: dict[Any, CutRule] = {
     gated: Gate(),
     keyed_values: Keyed(),
     operator.getitem: Pick(),
@@ -66,6 +53,8 @@ CALLS: dict[Any, Opaque] = {
     torch.matmul: Linear(),
     operator.matmul: Linear(),
     torch.mm: Linear(),
+    "matmul": Linear(),
+    "mm": Linear(),
     torch.bmm: Product(),
     "bmm": Product(),
     torch.cat: Join(),
@@ -75,105 +64,57 @@ CALLS: dict[Any, Opaque] = {
     torch.mean: Reduce(),
     "sum": Reduce(),
     "mean": Reduce(),
-    "matmul": Linear(),
-    "mm": Linear(),
+    "view": Reshape(),
 }
-for _name in ("flatten", "reshape", "unsqueeze", "squeeze", "unflatten"):
-    CALLS[_name] = CALLS[getattr(torch, _name)] = Reshape()
-CALLS["view"] = Reshape()
-for _name in ("transpose", "permute", "swapaxes", "swapdims", "movedim", "moveaxis"):
-    CALLS[_name] = CALLS[getattr(torch, _name)] = Layout()
-for _name in ("narrow", "select", "index_select"):
-    CALLS[_name] = CALLS[getattr(torch, _name)] = Pick()
-for _name in ("add", "sub", "mul", "truediv", "neg", "pow", "floordiv", "mod"):
-    CALLS[getattr(operator, _name)] = Elementwise()
-for _name in (
-    *(
-        "add",
-        "sub",
-        "subtract",
-        "mul",
-        "multiply",
-        "div",
-        "divide",
-        "true_divide",
-        "neg",
-        "pow",
-        "square",
-        "sqrt",
-        "rsqrt",
-    ),
-    *(
-        "exp",
-        "expm1",
-        "log",
-        "log1p",
-        "abs",
-        "sin",
-        "cos",
-        "sigmoid",
-        "tanh",
-        "relu",
-        "clamp",
-        "maximum",
-        "minimum",
-    ),
-    *("logical_not", "ge", "gt", "le", "lt", "eq", "ne", "remainder", "where"),
-):
-    CALLS[getattr(torch, _name)] = Elementwise()
-    if hasattr(torch.Tensor, _name):
-        CALLS[_name] = Elementwise()
-for _name in (
-    "contiguous",
-    "clone",
-    "float",
-    "double",
-    "half",
-    "bfloat16",
-    "long",
-    "int",
-    "to",
-    "type",
-):
+
+
+def _register(rule: CutRule, names: str, module: Any = torch) -> None:
+    """Register functions of a module, and the methods of the same name if the module is torch."""
+    for name in names.split():
+        CALLS[getattr(module, name)] = rule
+        if module is torch and hasattr(torch.Tensor, name):
+            CALLS[name] = rule
+
+
+_register(Reshape(), "flatten reshape unsqueeze squeeze unflatten")
+_register(Layout(), "transpose permute swapaxes swapdims movedim moveaxis")
+_register(Pick(), "narrow select index_select")
+_register(Elementwise(), "add sub mul truediv neg pow floordiv mod", operator)
+_register(
+    Elementwise(),
+    "add sub subtract mul multiply div divide true_divide neg pow square sqrt rsqrt exp expm1 log "
+    "log1p abs sin cos sigmoid tanh relu clamp maximum minimum logical_not ge gt le lt eq ne "
+    "remainder where",
+)
+_register(
+    Elementwise(),
+    "relu relu6 leaky_relu elu gelu silu mish sigmoid tanh softplus hardswish dropout",
+    functional,
+)
+for _name in words("contiguous clone float double half bfloat16 long int to type"):
     CALLS[_name] = Elementwise()
-for _name in (
-    "relu",
-    "relu6",
-    "leaky_relu",
-    "elu",
-    "gelu",
-    "silu",
-    "mish",
-    "sigmoid",
-    "tanh",
-    "softplus",
-    "hardswish",
-    "dropout",
-):
-    CALLS[getattr(functional, _name)] = Elementwise()
 
 
-def rule_for(node: fx.Node, view: View) -> Opaque:
-    """The rule for a node with rows."""
+def rule_for(node: fx.Node, view: View) -> CutRule:
+    """Return the rule for a node with rows."""
     if is_input(node):
         return INPUT
     module = view.trace.module(node)
     if node in view.trace.varying or (module is not None and not is_plain(module)):
         return OPAQUE
-    rule = CALLS.get(node.target, OPAQUE) if module is None else LAYERS.get(type(module), OPAQUE)
-    others = {
-        view.trace.kinds[source]
-        for source in node.all_input_nodes
-        if source is not view.split_of(node)
-    }
-    return (
-        rule
-        if (rule.reads is None or others <= rule.reads) and rule.applies(node, view)
-        else OPAQUE
-    )
+    rule = CALLS.get(node.target, OPAQUE)
+    if module is not None:
+        rule = LAYERS.get(type(module), OPAQUE)
+    split = view.split_of(node)
+    kinds = {view.trace.kinds[each] for each in node.all_input_nodes if each is not split}
+    covered = rule.reads is None or kinds <= rule.reads
+    return rule if covered and rule.applies(node, view) else OPAQUE
 
 
 def is_plain(module: nn.Module) -> bool:
-    """Whether a layer computes what its type says: no hooks but ours, and weights that are its own parameters."""
+    """Return whether a layer computes what its type says.
+
+    It has no hooks but the gates', and its weight and bias are its own parameters.
+    """
     own = all(name in module._parameters for name in ("weight", "bias") if hasattr(module, name))
     return own and not has_hooks(module)

@@ -1,8 +1,10 @@
-"""Hooks that users hang on the modules of a model, and where the gates' hooks stand among them.
+"""Handle the hooks that users register on modules, and the place of the gates' hooks among them.
 
-A hook is Python that cannot be proven harmless, so a module with hooks is never followed: the pruned model calls it as it is.
+A hook is Python that cannot be proven harmless, so a module with hooks is never followed: the
+pruned model calls it as it is.
 """
 
+import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -13,23 +15,25 @@ from ..._common.errors import SurgeryError
 from ...sites.calls import Call
 from ...sites.model import ModelHooks
 from ...sites.site import Site
+from ..trial.run import fresh
 
 
 def is_ours(hook: Any) -> bool:
-    """Say whether a hook puts gates into the model."""
+    """Return whether a hook puts gates into the model."""
     return hook is _nothing or isinstance(getattr(hook, "__self__", None), Site | ModelHooks)
 
 
 def has_hooks(module: nn.Module) -> bool:
-    """Say whether users have hung hooks on a module, for the way forwards or backwards."""
-    backward = (*module._backward_hooks, *module._backward_pre_hooks)
+    """Return whether a module has hooks of users, for the forward or the backward pass."""
+    if module._backward_hooks or module._backward_pre_hooks:
+        return True
     forward = (*module._forward_pre_hooks.values(), *module._forward_hooks.values())
-    return bool(backward) or any(not is_ours(hook) for hook in forward)
+    return any(not is_ours(hook) for hook in forward)
 
 
 @contextmanager
 def muted(model: nn.Module) -> Iterator[None]:
-    """Let the gates' hooks do nothing within this context; all hooks keep their order."""
+    """Disable the gates' hooks within this context; all hooks keep their order."""
     held = []
     for module in model.modules():
         for hooks in (module._forward_pre_hooks, module._forward_hooks):
@@ -48,39 +52,53 @@ def _nothing(*args: Any, **kwargs: Any) -> None:
 
 
 def place_of_gates(module: nn.Module, site: Site) -> tuple[int, int]:
-    """Count a site's hooks of users that come before the gates, and those that come behind them."""
-    hooks = module._forward_pre_hooks if site.side == "input" else module._forward_hooks
-    held = list(hooks.values())
-    place = next(
-        (i for i, hook in enumerate(held) if getattr(hook, "__self__", None) is site), len(held)
-    )
+    """Return the number of a site's hooks of users before the gates, and of those behind them."""
+    held = list(_hooks_at(module, site).values())
+    gates = [place for place, hook in enumerate(held) if getattr(hook, "__self__", None) is site]
+    place = gates[0] if gates else len(held)
     before = sum(not is_ours(hook) for hook in held[:place])
     behind = sum(not is_ours(hook) for hook in held[place + 1 :])
     return before, behind
 
 
+def _hooks_at(module: nn.Module, site: Site) -> Any:
+    return module._forward_pre_hooks if site.side == "input" else module._forward_hooks
+
+
 def move_last_hook(module: nn.Module, site: Site, place: int) -> None:
-    """Put the hook that was hung last behind so many others."""
-    hooks: Any = module._forward_pre_hooks if site.side == "input" else module._forward_hooks
+    """Move the hook that was registered last to this place among a site's hooks."""
+    hooks = _hooks_at(module, site)
     for key in list(hooks)[place:-1]:
         hooks.move_to_end(key)
 
 
 def refuse_hooks_between(module: nn.Module, site: Site, *, is_root: bool) -> None:
-    """Refuse to cut where a hook stands between the gates and what the pruned model calls.
+    """Refuse to cut where a hook stands between the gates and the code that the pruned model calls.
 
-    The pruned model folds the gates into what is before or behind a site's module; the hooks of the model itself run around
-    all that it computes.
+    The pruned model folds the gates into the layers before or behind a site's module; the hooks of
+    the model itself run around everything that it computes.
     """
     before, behind = place_of_gates(module, site)
-    outside = before if site.side == "input" else behind
-    inside = behind if site.side == "input" else before
-    if inside if is_root else outside:
+    between = before
+    if (site.side == "input") == is_root:
+        between = behind
+    if between:
         raise SurgeryError(f"a hook stands between the gates and {site.at or 'the model'}")
 
 
-def through_hooks(model: nn.Module, call: Call) -> Call:
-    """Return what forward() is called with, after the model's own pre-hooks, but for those of the gates."""
+def bind(model: nn.Module, example: Call) -> dict[str, Any]:
+    """Return the example's value of each argument of forward(), after the model's own pre-hooks."""
+    args, kwargs = _through_hooks(model, fresh(example))
+    try:
+        return dict(inspect.signature(model.forward).bind(*args, **kwargs).arguments)
+    except TypeError as error:
+        raise SurgeryError(
+            f"The example does not fit forward(): {error}. Give a batch as the model takes it."
+        ) from error
+
+
+def _through_hooks(model: nn.Module, call: Call) -> Call:
+    """Return the arguments of forward() after the model's own pre-hooks, except the gates'."""
     args, kwargs = call
     for key, hook in model._forward_pre_hooks.items():
         if is_ours(hook):
@@ -88,7 +106,8 @@ def through_hooks(model: nn.Module, call: Call) -> Call:
         changed: Any
         if key in model._forward_pre_hooks_with_kwargs:
             changed = hook(model, args, kwargs)
-            args, kwargs = (args, kwargs) if changed is None else changed
+            if changed is not None:
+                args, kwargs = changed
         else:
             changed = hook(model, args)
             if changed is not None:

@@ -1,56 +1,52 @@
-"""Changes in place: a graph says what is computed from what, so nothing in it may change under another reader's hands."""
+"""Replace changes in place by new tensors: no node of a graph may change what another one reads."""
 
 import operator
 from typing import Any
 
 import torch
-from torch import Tensor, fx, nn
-from torch.utils._pytree import tree_leaves
+from torch import fx, nn
 
 from ..._common.errors import SurgeryError
+from ..trial.state import tensors_of
 
 _OUT_OF_PLACE: dict[Any, Any] = {
     operator.iadd: operator.add,
     operator.isub: operator.sub,
     operator.imul: operator.mul,
     operator.itruediv: operator.truediv,
-    **{
-        getattr(torch, f"{name}_"): getattr(torch, name)
-        for name in ("relu", "tanh", "sigmoid", "dropout", "exp", "abs", "clamp")
-    },
+    torch.relu_: torch.relu,
+    torch.tanh_: torch.tanh,
+    torch.sigmoid_: torch.sigmoid,
+    torch.dropout_: torch.dropout,
+    torch.exp_: torch.exp,
+    torch.abs_: torch.abs,
+    torch.clamp_: torch.clamp,
 }
 
 
-def tensors_of(value: Any) -> list[Tensor]:
-    """All tensors in a value."""
-    if isinstance(value, Tensor):
-        return [value]
-    return [leaf for leaf in tree_leaves(value) if isinstance(leaf, Tensor)]
-
-
-def versions(inputs: Any) -> list[int]:
-    """How often each tensor has been changed in place."""
-    return [0 if tensor.is_inference() else tensor._version for tensor in tensors_of(inputs)]
-
-
 def is_in_place(node: fx.Node, module: nn.Module | None) -> bool:
-    """Whether an operation is one that may change its input, in eval() or in train()."""
+    """Return whether an operation is one that may change its input, in eval() or in train()."""
+    if node.target in _OUT_OF_PLACE or node.kwargs.get("inplace") is True:
+        return True
+    if node.op == "call_module":
+        return getattr(module, "inplace", False) is True
     name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
-    by_name = node.op != "call_module" and name.endswith("_") and not name.endswith("__")
-    return (
-        node.target in _OUT_OF_PLACE
-        or by_name
-        or node.kwargs.get("inplace") is True
-        or getattr(module, "inplace", False) is True
-    )
+    return name.endswith("_") and not name.endswith("__")
 
 
 def put_out_of_place(
     graph: fx.Graph, changing: set[fx.Node], values: dict[fx.Node, Any], model: nn.Module
 ) -> set[str]:
-    """Make every change a new tensor, where nobody else sees it; raises where somebody does.
+    """Make each change in place a new tensor, and return the layers that must not work in place.
 
-    Returns the layers that must not work in place any more.
+    Args:
+        graph: The graph; the operations in it are replaced.
+        changing: The nodes that change an input.
+        values: Each node's value on the example.
+        model: The model that was traced.
+
+    Raises:
+        SurgeryError: Another node, a weight or the batch would show the change.
     """
     place = {node: i for i, node in enumerate(graph.nodes)}
     layers = set()
@@ -74,26 +70,22 @@ def put_out_of_place(
 
 
 def _is_seen(node: fx.Node, place: dict[fx.Node, int], values: dict[fx.Node, Any]) -> bool:
-    """Whether a change shows in a weight, in the batch, or in anything that is read after it."""
+    """Return whether a change shows in a weight, in the batch, or in a tensor read later."""
     source = node.args[0] if node.args else None
-    memory = (
-        {t.untyped_storage().data_ptr() for t in tensors_of(values.get(source))}
-        if isinstance(source, fx.Node)
-        else set()
-    )
+    if not isinstance(source, fx.Node):
+        return False
+    memory = _memory(values.get(source))
     for other, position in place.items():
-        if (
-            other is node
-            or position > place[node]
-            or not memory
-            & {tensor.untyped_storage().data_ptr() for tensor in tensors_of(values.get(other))}
-        ):
+        if other is node or position > place[node] or not memory & _memory(values.get(other)):
             continue
-        if other.op in ("placeholder", "get_attr") or any(
-            place[user] > place[node] for user in other.users
-        ):
+        read_later = any(place[user] > place[node] for user in other.users)
+        if read_later or other.op in ("placeholder", "get_attr"):
             return True
     return False
+
+
+def _memory(value: Any) -> set[int]:
+    return {tensor.untyped_storage().data_ptr() for tensor in tensors_of(value)}
 
 
 def _name(node: fx.Node) -> str:

@@ -1,10 +1,12 @@
-"""The new model: a copy of the old one with its cut weights, and with forward() as the new graph says.
+"""Build the new model: a copy of the old one with cut weights and a forward() from the new graph.
 
-It is of a class derived from the model's own, so that its other methods, isinstance() and the names of its layers remain.
+Its class is derived from the model's own, so that its other methods, isinstance() and the names of
+its layers remain.
 """
 
 import copy
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
@@ -13,109 +15,169 @@ from ..._common.copies import memo_of
 from ..._common.errors import SurgeryError
 from ...distributed.torchrec import narrowed
 from ...sites.model import hooks_of
-
-if TYPE_CHECKING:
-    from .rewrite import Rewrite
+from ..rules.written import Origin
 
 
-def build(model: nn.Module, rewritten: "Rewrite", *, share: bool = False) -> nn.Module:
-    """Copy the model, without copying what goes.
+@dataclass(frozen=True)
+class Edits:
+    """Everything that has to change in a copy of a model.
+
+    Attributes:
+        graph: The new forward().
+        origins: Parameters and buffers that are cut, by name.
+        parameters: New values of parameters and buffers, by name, where a cut alone does not give
+            them; a name that the model does not have is a new bias.
+        buffers: Further buffers that the graph reads, by name.
+        attributes: New attributes of layers, such as in_features, by the layer's name.
+        collections: The tables that are left in a collection of tables, by its name.
+        layers: The names of layers that nothing calls any more.
+        tensors: The names of parameters and buffers that nothing reads any more.
+    """
+
+    graph: fx.Graph
+    origins: dict[str, Origin] = field(default_factory=dict)
+    parameters: dict[str, Tensor] = field(default_factory=dict)
+    buffers: dict[str, Tensor] = field(default_factory=dict)
+    attributes: dict[str, dict[str, Any]] = field(default_factory=dict)
+    collections: dict[str, list[Any]] = field(default_factory=dict)
+    layers: tuple[str, ...] = ()
+    tensors: tuple[str, ...] = ()
+
+    def values(self, model: nn.Module) -> dict[str, Tensor]:
+        """Return the new value of each changed parameter and buffer, in memory of its own."""
+        found = {path: tensor.clone() for path, tensor in self.parameters.items()}
+        for path, origin in self.origins.items():
+            if path not in found:
+                old = find(model, path)
+                assert old is not None
+                found[path] = origin.cut(old)
+        return found
+
+
+def build(model: nn.Module, edits: Edits, *, shared: bool = False) -> nn.Module:
+    """Copy the model with all edits, without copying what is removed.
 
     Args:
-        share: Don't copy what stays either: a look at the new model, to run and to count, that costs no memory.
+        model: The attached model.
+        edits: What to change.
+        shared: Whether unchanged weights are those of the model itself instead of copies: for a
+            model that is only run and counted, which then needs little memory.
     """
-    writer = rewritten.writer
-    memo = memo_of(model, share=share)
-    for path, tensor in writer.parameters.items():
+    memo = memo_of(model, share=shared)
+    values = edits.values(model)
+    for path, tensor in values.items():
         old = find(model, path)
         if old is not None:
-            new = (
-                nn.Parameter(tensor, old.requires_grad) if isinstance(old, nn.Parameter) else tensor
-            )
-            memo[id(old)] = new
-    for old in gone(model, rewritten).values():
-        memo[id(old)] = (
-            nn.Parameter(old.new_empty(0), requires_grad=False)
-            if isinstance(old, nn.Parameter)
-            else old.new_empty(0)
-        )
+            memo[id(old)] = _like(old, tensor, old.requires_grad)
+    for old in _removed_tensors(model, edits):
+        memo[id(old)] = _like(old, old.new_empty(0), False)
     small = without_gates(model, memo)
-    _remove(small, rewritten)
-    for path, configs in writer.collections.items():
+    _remove(small, edits)
+    for path, configs in edits.collections.items():
         small.set_submodule(path, narrowed(small.get_submodule(path), configs))
-    for path, tensor in writer.parameters.items():
-        if find(model, path) is None:  # a bias is created where there was none
+    for path, tensor in values.items():
+        if find(model, path) is None:  # a new bias
             parent, _, name = path.rpartition(".")
             layer: Any = small.get_submodule(parent)
             layer.register_parameter(name, nn.Parameter(tensor, layer.weight.requires_grad))
-    for path, attributes in writer.attributes.items():
+    for path, attributes in edits.attributes.items():
         for name, value in attributes.items():
             setattr(small.get_submodule(path), name, value)
-    for name, tensor in {**writer.buffers, **rewritten.view.trace.constants}.items():
-        if any(node.target == name for node in writer.graph.nodes if node.op == "get_attr"):
-            small.register_buffer(name, tensor)
+    for name, tensor in edits.buffers.items():
+        small.register_buffer(name, tensor if shared else tensor.clone())
     return small
 
 
+def _like(old: Tensor, tensor: Tensor, requires_grad: bool) -> Tensor:
+    """Return a tensor as a parameter, if the old one is a parameter."""
+    return nn.Parameter(tensor, requires_grad) if isinstance(old, nn.Parameter) else tensor
+
+
 def without_gates(model: nn.Module, memo: dict[int, Any]) -> nn.Module:
-    """A copy of the model that is not attached."""
+    """Return a copy of an attached model without its gates.
+
+    Args:
+        model: The attached model.
+        memo: The memo of copy.deepcopy: copies of objects, by the id of the original.
+    """
     try:
         small = copy.deepcopy(model, memo)
     except Exception as error:
         raise SurgeryError(
-            f"pruning makes a new model, but {type(model).__name__} cannot be copied: {error}. Set the attribute that cannot be "
-            "copied to None before pruning, or give its class a __deepcopy__"
+            f"pruning makes a new model, but {type(model).__name__} cannot be copied: {error}. Set "
+            "the attribute that cannot be copied to None before pruning, or give its class a "
+            "__deepcopy__"
         ) from error
     for module, hook in list(hooks_of(small)):
         hook.release(module)
     return small
 
 
-def gone(model: nn.Module, rewritten: "Rewrite") -> dict[str, Tensor]:
-    """Parameters and buffers that only removed layers hold."""
-    layers = {
-        id(model.get_submodule(path))
-        for path in (*rewritten.layers, *_tables_of_collections(model, rewritten))
-    }
-    removed: dict[str, Tensor] = {}
+def _removed_tensors(model: nn.Module, edits: Edits) -> list[Tensor]:
+    """Return the parameters and buffers that only removed layers hold."""
+    paths = (*edits.layers, *_tables_of_collections(model, edits))
+    layers = {id(model.get_submodule(path)) for path in paths}
+    removed: list[Tensor] = []
     kept: set[int] = set()
 
-    def visit(module: nn.Module, prefix: str, dropped: bool) -> None:
-        dropped = dropped or id(module) in layers
+    def visit(module: nn.Module, prefix: str, is_removed: bool) -> None:
+        is_removed = is_removed or id(module) in layers
         for name, tensor in (*module._parameters.items(), *module._buffers.items()):
-            if tensor is not None and (dropped or prefix + name in rewritten.tensors):
-                removed[prefix + name] = tensor
-            elif tensor is not None:
+            if tensor is None:
+                continue
+            if is_removed or prefix + name in edits.tensors:
+                removed.append(tensor)
+            else:
                 kept.add(id(tensor))
         for name, child in module._modules.items():
             if child is not None:
-                visit(child, f"{prefix}{name}.", dropped)
+                visit(child, f"{prefix}{name}.", is_removed)
 
     visit(model, "", False)
-    return {path: tensor for path, tensor in removed.items() if id(tensor) not in kept}
+    return [tensor for tensor in removed if id(tensor) not in kept]
 
 
-def _tables_of_collections(model: nn.Module, rewritten: "Rewrite") -> list[str]:
-    """The tables that leave a collection."""
+def _tables_of_collections(model: nn.Module, edits: Edits) -> list[str]:
+    """Return the names of the tables that leave a collection."""
     found = []
-    for path, configs in rewritten.writer.collections.items():
+    for path, configs in edits.collections.items():
+        kept = {config.name for config in configs}
         tables: Any = model.get_submodule(path).embedding_bags
-        found += [
-            f"{path}.embedding_bags.{name}"
-            for name in tables
-            if name not in {config.name for config in configs}
-        ]
+        found += [f"{path}.embedding_bags.{name}" for name in tables if name not in kept]
     return found
 
 
-def as_pruned(model: nn.Module, plan: Any, graph: fx.Graph | None) -> nn.Module:
-    """Make a model remember its plan, and give it a forward() that is written from a graph.
+def _remove(small: nn.Module, edits: Edits) -> None:
+    """Remove the layers, parameters and buffers that nothing reads from the new model."""
+    for path in edits.tensors:
+        parent, _, name = path.rpartition(".")
+        module = small.get_submodule(parent)
+        if name in module._parameters:
+            module._parameters[name] = None
+        else:
+            module._buffers[name] = None
+    layers = {id(small.get_submodule(path)) for path in edits.layers}
+    for module in list(small.modules()):
+        for name, child in list(module._modules.items()):
+            if id(child) not in layers:
+                continue
+            if isinstance(module, nn.ModuleList | nn.ModuleDict | nn.Sequential):
+                del module._modules[name]
+            else:
+                module._modules[name] = None
 
-    Without a graph it keeps the forward() that it has: the user's, or the one of an earlier pruning.
+
+def as_pruned(model: nn.Module, plan: Any, graph: fx.Graph | None) -> nn.Module:
+    """Give a model a class that holds its plan, and whose forward() is written from a graph.
+
+    Args:
+        model: The model; it is changed in place and returned.
+        plan: The plan, or None while the model is tried.
+        graph: The graph; without one the model keeps its forward(), that of the user or of an
+            earlier pruning.
     """
-    kind: Any = type(model)
-    base = next(c for c in kind.__mro__ if "pruned_plan" not in vars(c))
-    written = graph if graph is not None else getattr(kind, "pruned_forward", None)
+    base = _base_of(model)
+    written = graph if graph is not None else getattr(type(model), "pruned_forward", None)
     members = {
         "pruned_graph": graph,
         "pruned_forward": written,
@@ -123,29 +185,39 @@ def as_pruned(model: nn.Module, plan: Any, graph: fx.Graph | None) -> nn.Module:
         "__reduce__": _reduce,
     }
     if written is not None:
-        stubs: dict[str, Any] = {
-            str(node.target): nn.Identity() for node in written.nodes if node.op == "call_module"
-        }
-        stubs |= {
-            str(node.target): torch.empty(0) for node in written.nodes if node.op == "get_attr"
-        }
-        code = fx.GraphModule({**stubs, "training": False}, copy.deepcopy(written))
-        members["forward"] = type(code).forward
+        members["forward"] = _forward_of(written)
     model.__class__ = type(f"Pruned{base.__name__}", (base,), members)
     return model
 
 
+def _base_of(model: nn.Module) -> Any:
+    """Return the class of a model before any pruning."""
+    return next(kind for kind in type(model).__mro__ if "pruned_plan" not in vars(kind))
+
+
+def _forward_of(graph: fx.Graph) -> Any:
+    """Return a function that computes a graph, with the model as its first argument."""
+    stubs: dict[str, Any] = {"training": False}
+    for node in graph.nodes:
+        if node.op == "call_module":
+            stubs[str(node.target)] = nn.Identity()
+        elif node.op == "get_attr" and node.target != "training":
+            stubs[str(node.target)] = torch.empty(0)
+    code = fx.GraphModule(stubs, copy.deepcopy(graph))
+    return type(code).forward
+
+
 def _reduce(model: nn.Module) -> Any:
-    """Copies and pickles of a pruned model: the class is made anew."""
+    """Copy and pickle a pruned model: its class is made again."""
     kind: Any = type(model)
-    base = next(c for c in kind.__mro__ if "pruned_plan" not in vars(c))
-    return rebuild, (base, kind.pruned_plan, kind.pruned_graph, kind.pruned_forward), model.__dict__
+    parts = (_base_of(model), kind.pruned_plan, kind.pruned_graph, kind.pruned_forward)
+    return rebuild, parts, model.__dict__
 
 
 def rebuild(
     base: type[nn.Module], plan: Any, graph: fx.Graph | None, written: fx.Graph | None = None
 ) -> nn.Module:
-    """An empty pruned model; its state follows."""
+    """Return an empty pruned model, whose state pickle sets afterwards."""
     model = base.__new__(base)
     if graph is None and written is not None:
         model = as_pruned(model, None, written)
@@ -153,25 +225,7 @@ def rebuild(
 
 
 def find(model: nn.Module, path: str) -> Tensor | None:
-    """The parameter, buffer or other tensor of this name."""
+    """Return the parameter, buffer or other tensor of this name; None if there is none."""
     parent, _, name = path.rpartition(".")
     found = getattr(model.get_submodule(parent), name, None)
     return found if isinstance(found, Tensor) else None
-
-
-def _remove(small: nn.Module, rewritten: "Rewrite") -> None:
-    layers = {id(small.get_submodule(path)) for path in rewritten.layers}
-    for module in list(small.modules()):
-        for name, child in list(module._modules.items()):
-            if id(child) in layers:
-                if isinstance(module, nn.ModuleList | nn.ModuleDict | nn.Sequential):
-                    del module._modules[name]
-                else:
-                    module._modules[name] = None
-    for path in rewritten.tensors:
-        parent, _, name = path.rpartition(".")
-        module = small.get_submodule(parent)
-        if name in module._parameters:
-            module._parameters[name] = None
-        else:
-            module._buffers[name] = None

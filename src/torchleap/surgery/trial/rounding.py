@@ -1,4 +1,4 @@
-"""How much of an output is rounding: the same computation again, with every operation rounded another way."""
+"""Measure the rounding in an output: run again with every operation rounded in another way."""
 
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -10,11 +10,15 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 
 RUNS = 4
-WHOLE_UP_TO = 2**16  # whole numbers below are counts and ids rather than results of rounding
+LARGEST_COUNT = 2**16  # integers below it are counts and ids rather than results of rounding
 
 
 class OtherRounding(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Within this context each operation on real numbers returns its result times 1 + eps or 1 - eps, at random."""
+    """Multiply the result of each operation on real numbers by 1 + eps or 1 - eps, at random.
+
+    Args:
+        seed: Seeds the signs.
+    """
 
     def __init__(self, seed: int) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -23,7 +27,7 @@ class OtherRounding(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        """Run one operation, and round its result another way unless it shares memory with an argument."""
+        """Run an operation, and round its result differently unless it is a view of an argument."""
         found = func(*args, **(kwargs or {}))
         if any(entry.alias_info is not None for entry in func._schema.returns):
             return found
@@ -35,21 +39,22 @@ class OtherRounding(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if value.is_nested or value.layout is not torch.strided:
             return value
         signs = torch.randint(0, 2, value.shape, generator=self.rng).to(value) * 2 - 1
-        exact = (value == value.round()) & (value.abs() < WHOLE_UP_TO)
+        exact = (value == value.round()) & (value.abs() < LARGEST_COUNT)
         return torch.where(exact, value, value * (1 + torch.finfo(value.dtype).eps * signs))
 
 
 def with_other_rounding(compute: Callable[[], Any]) -> list[Any]:
-    """Compute as it is, and several times with other roundings; a run that fails is left out.
+    """Compute once as it is, and several times with other roundings; leave out runs that fail.
 
-    All runs draw the same random numbers, so that what is random is not taken for rounding.
+    All runs draw the same random numbers, so that randomness is not mistaken for rounding.
     """
     found = []
     for seed in range(RUNS + 1):
+        rounding = OtherRounding(seed) if seed else nullcontext()
         try:
-            with torch.random.fork_rng(), OtherRounding(seed) if seed else nullcontext():
+            with torch.random.fork_rng(), rounding:
                 torch.manual_seed(0)
                 found.append(compute())
-        except Exception:  # code that insists on exact sums, say
+        except Exception:  # such as code that requires exact sums
             continue
     return found

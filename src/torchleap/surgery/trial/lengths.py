@@ -1,14 +1,15 @@
-"""Other lengths for a batch: which of its dimensions may change, alone or together, is tried out on the model."""
+"""Give a batch other lengths: the model decides which dimensions may change, alone or together."""
 
 from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
+from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from ...distributed.torchrec import is_jagged, take_rows
 from ...sites.calls import Call
+from .run import leaves_of_batch
 
 Place = tuple[int, int]  # a tensor of the batch, and one of its dimensions
 Sizes = dict[Place, int]
@@ -16,14 +17,19 @@ MOST_TRIALS = 150
 
 
 def lengths_of(call: Call, with_rows: Iterable[int]) -> Sizes:
-    """Return the size of every dimension of a batch that is not its rows."""
+    """Return the size of every dimension of a batch that is not its rows.
+
+    Args:
+        call: The batch.
+        with_rows: The places of the tensors whose first dimension is the rows.
+    """
     rows = set(with_rows)
-    return {
-        (place, dim): leaf.shape[dim]
-        for place, leaf in enumerate(tree_leaves(call, is_leaf=is_jagged))
-        if isinstance(leaf, Tensor)
-        for dim in range(1 if place in rows else 0, leaf.dim())
-    }
+    found: Sizes = {}
+    for place, leaf in enumerate(leaves_of_batch(call)):
+        if isinstance(leaf, Tensor):
+            first = 1 if place in rows else 0
+            found |= {(place, dim): leaf.shape[dim] for dim in range(first, leaf.dim())}
+    return found
 
 
 def stretched(
@@ -37,8 +43,8 @@ def stretched(
     Args:
         call: The batch.
         lengths: The dimensions that may change, with their sizes.
-        others: Sizes to try in place of one.
-        accepts: Says whether the model takes a batch.
+        others: Returns the sizes to try in place of one.
+        accepts: Returns whether the model takes a batch.
     """
     done: set[Place] = set()
     for sizes in islice(_trials(lengths, others, done), MOST_TRIALS):
@@ -50,7 +56,10 @@ def stretched(
 
 
 def near(length: int) -> Iterator[int]:
-    """Yield sizes close to a length: a table of positions may know no longer ones, blocks of four no odd ones."""
+    """Yield sizes close to a length.
+
+    A table of positions may have no longer ones, and blocks of four accept no odd ones.
+    """
     for other in (length - 1, length + 1, 2 * length, length - 4, length + 4, length // 2):
         if other > 1 and other != length:  # a single column would be broadcast
             yield other
@@ -66,10 +75,11 @@ def far(length: int) -> Iterator[int]:
 def _trials(
     lengths: Sizes, others: Callable[[int], Iterable[int]], done: set[Place]
 ) -> Iterator[Sizes]:
-    """Yield new sizes: of all dimensions of one length, of lengths bound to each other, and of each dimension for itself."""
+    """Yield new sizes for groups of dimensions, as long as none of a group is done."""
     for group in _groups(lengths):
         base = min(group.values())
-        blocks = len(set(group.values())) > 1 and all(size % base == 0 for size in group.values())
+        several = len(set(group.values())) > 1
+        blocks = several and all(size % base == 0 for size in group.values())
         for other in others(base):
             if done & set(group):
                 break
@@ -78,39 +88,43 @@ def _trials(
                 yield {place: size // base * other for place, size in group.items()}  # L and 4 L
 
 
-def _groups(lengths: Sizes) -> Iterator[Sizes]:
-    lengths = {
-        place: size for place, size in sorted(lengths.items(), key=lambda item: item[1]) if size
-    }
+def _groups(lengths: Sizes) -> list[Sizes]:
+    """Return the groups of dimensions to change together, those of one length first.
+
+    A group has all dimensions of one length, of lengths that may depend on each other (neighbours
+    and multiples), of all lengths, or a single dimension.
+    """
+    by_size = sorted(lengths.items(), key=lambda item: item[1])
+    lengths = {place: size for place, size in by_size if size}
     known: list[Sizes] = []
     for base in sorted(set(lengths.values())):
-        equal = {place: size for place, size in lengths.items() if size == base}
-        close = {place: size for place, size in lengths.items() if base <= size <= base + 2}
-        multiples = {place: size for place, size in lengths.items() if size % base == 0}
-        known += [equal] if base == 1 else [equal, close, multiples]
+        known.append({place: size for place, size in lengths.items() if size == base})
+        if base > 1:
+            known.append(
+                {place: size for place, size in lengths.items() if base <= size <= base + 2}
+            )
+            known.append({place: size for place, size in lengths.items() if size % base == 0})
     known.append(lengths)
     known += [{place: size} for place, size in lengths.items() if size > 1]
+    known.sort(key=lambda group: len(set(group.values())) > 1)
     found: list[Sizes] = []
-    for group in sorted(
-        known, key=lambda group: len(set(group.values())) > 1
-    ):  # equal lengths first
+    for group in known:
         if group and group not in found:
             found.append(group)
-    yield from found
+    return found
 
 
 def resized(call: Call, sizes: Sizes) -> Call:
-    """Return the batch with other sizes of some dimensions of its tensors; what is added repeats what is there."""
+    """Return the batch with other sizes of some dimensions; new elements repeat the first."""
     leaves, form = tree_flatten(call, is_leaf=is_jagged)
     for (place, dim), size in sizes.items():
         leaf = leaves[place]
         if is_jagged(leaf):
             leaves[place] = take_rows(leaf, torch.arange(size) % leaf.stride())
-            continue
-        index = torch.arange(size, device=leaf.device)
-        if not leaf.numel():  # a batch without ids, say
+        elif leaf.numel():
+            index = torch.arange(size, device=leaf.device)
+            leaves[place] = leaf.index_select(dim, index % leaf.shape[dim])
+        else:  # such as a batch without ids
             leaves[place] = leaf.new_zeros((*leaf.shape[:dim], size, *leaf.shape[dim + 1 :]))
-            continue
-        leaves[place] = leaf.index_select(dim, index % leaf.shape[dim])
     changed: Call = tree_unflatten(leaves, form)
     return changed

@@ -1,4 +1,4 @@
-"""Whether two outputs are the same to rounding, whatever they are made of and however large they are."""
+"""Two outputs are compared up to rounding, whatever they are made of and however large."""
 
 from collections import OrderedDict, deque, namedtuple
 from dataclasses import dataclass
@@ -11,11 +11,10 @@ from hypothesis import strategies as st
 from torch import nn
 
 import torchleap as tl
-from tests.surgery.test_fallback import Batch, Deciding
-from tests.surgery.test_prune import COLUMNS, prepared
-from tests.surgery.test_traps import Ranker, pruned
-from torchleap.surgery.compare import alike, difference
-from torchleap.surgery.rounding import with_other_rounding
+from tests.surgery.helpers import COLUMNS, Deciding, Ranker, prepared, pruned
+from tests.surgery.write.test_feed import Batch
+from torchleap.surgery.trial.compare import alike, difference
+from torchleap.surgery.trial.rounding import with_other_rounding
 
 
 def test_rounding_is_forgiven_and_errors_are_not():
@@ -271,19 +270,24 @@ def test_a_constant_output_is_held_to_its_size():
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 def test_models_are_followed_at_any_scale_of_their_output(scale, dtype):
     torch.manual_seed(0)
-    make = lambda rows=32, seed=0: torch.randn(
-        rows, COLUMNS, generator=torch.Generator().manual_seed(seed)
-    ).to(dtype)
+
+    def make(rows=32, seed=0):
+        rng = torch.Generator().manual_seed(seed)
+        return torch.randn(rows, COLUMNS, generator=rng).to(dtype)
+
     plugin, _ = prepared(Head(lambda y: y * scale, dtype), at="fields", side="output", make=make)
     assert "constants are fed instead" not in str(plugin.plan(plugin.select(share=0.6)))
 
 
 def test_a_small_error_in_small_outputs_is_noticed(monkeypatch):
+    monkeypatch.delenv("TORCHLEAP_STRICT", raising=False)
     torch.manual_seed(0)
     plugin, _ = prepared(Head(lambda y: torch.sigmoid(y - 12)), at="fields", side="output")
     selection = plugin.select(share=0.6)
     assert "constants are fed instead" not in str(plugin.plan(selection))
-    monkeypatch.setattr("torchleap.surgery.plan.build", _slightly_wrong(tl.surgery.plan.build))
+    monkeypatch.setattr(
+        "torchleap.surgery.prepare.build", _slightly_wrong(tl.surgery.prepare.build)
+    )
     assert "the pruned model would differ" in str(plugin.plan(selection))
 
 

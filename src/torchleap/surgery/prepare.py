@@ -1,0 +1,401 @@
+"""Prepare a plan: try ways to make the pruned model, the smallest first, until one is exact."""
+
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from functools import cache, partial
+from typing import Any, get_args
+
+import torch
+from torch import fx, nn
+from torch.utils._pytree import tree_leaves
+
+from .._common.errors import FieldError, SurgeryError, TorchleapError
+from .._common.strict import InexactError, is_strict, raise_mistake
+from .._common.text import first_line, plural
+from ..distributed.torchrec import is_sharded, rows_of
+from ..gates.leap import LeAP
+from ..selection import Selection
+from ..sites.calls import Call, few_rows
+from ..sites.site import Site
+from .cuts import count, cuts_of, size, work
+from .plan import Fill, Plan
+from .recipe import Recipe, State
+from .rules.written import Origin
+from .trace.graph import Trace, affine_of, trace
+from .trace.tracer import Affine
+from .trial.compare import alike, difference, leaves_of
+from .trial.examples import Examples, another
+from .trial.rounding import with_other_rounding
+from .trial.run import forget_pass, leaves_of_batch, run, untouched
+from .write.build import as_pruned, build
+from .write.feed import feed
+from .write.rewrite import Rewrite, rewrite
+from .write.tables import remove_tables, unread_tables
+from .write.unread import Unread, features_unread, inputs_of_dropped
+
+MOST_TABLES = 8  # that a note names
+Make = Callable[[bool], nn.Module]
+
+
+def make_plan(
+    model: nn.Module,
+    gates: LeAP,
+    sites: tuple[Site, ...],
+    selection: Selection,
+    example: Call,
+    fill: Fill = "mean",
+    *,
+    source: nn.Module | None = None,
+) -> Plan:
+    """Find every cut, and compare the pruned model, still on the old weights, with the masked one.
+
+    Args:
+        model: The attached model; it is not changed.
+        gates: Its gates.
+        sites: Where they sit.
+        selection: Which fields to keep.
+        example: A batch.
+        fill: The value of a dropped field: its "mean", which is exact, or "zero".
+        source: The model that must not change until the plan is applied, where `model` is a
+            gathered copy of it; the model itself if left out.
+    """
+    if fill not in get_args(Fill):
+        raise SurgeryError(f"fill must be 'mean' or 'zero', but is {fill!r}.")
+    for path, module in model.named_modules():
+        if is_sharded(module):
+            raise SurgeryError(
+                f"{path} is sharded over several ranks. Build the model again without sharding, "
+                "attach, load the gathered weights and gates into it, and prune that; "
+                "docs/torchrec.md shows how."
+            )
+    with untouched(model):
+        surgery = Surgery(model, gates, sites, selection, example, fill)
+        plan, candidate = surgery.plan()
+    source = model if source is None else source
+    recipe = Recipe(
+        model=model,
+        source=source,
+        state=State.of(source),
+        build=candidate.make,
+        graph=candidate.graph,
+        example=surgery.examples.once,
+        output=surgery.exact,
+        masked=surgery.masked,
+    )
+    return replace(plan, recipe=recipe)
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A way to make the pruned model.
+
+    Attributes:
+        make: Makes it; True shares the weights of the old model.
+        graph: Its forward(), if that is written from a graph.
+        notes: Remarks for the plan.
+        unread: Inputs that it does not read.
+        origins: Where its cut parameters come from.
+        assumptions: Its assumptions about the batch.
+    """
+
+    make: Make
+    graph: fx.Graph | None = None
+    notes: tuple[str, ...] = ()
+    unread: tuple[Unread, ...] = ()
+    origins: dict[str, Origin] = field(default_factory=dict)
+    assumptions: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Case:
+    """A batch, and the output that the pruned model should return for it.
+
+    Attributes:
+        batch: The batch.
+        output: The output of the reference.
+        rounded: Computes the output again, several times, with other roundings.
+    """
+
+    batch: Call
+    output: Any
+    rounded: Callable[[], list[Any]]
+
+    @classmethod
+    def of(cls, reference: Callable[[Call], Any], batch: Call) -> "Case":
+        """Run the reference on a batch."""
+        rounded = cache(partial(with_other_rounding, partial(reference, batch)))
+        return cls(batch, reference(batch), rounded)
+
+
+def run_masked(model: nn.Module, gates: LeAP, kept: tuple[str, ...], example: Call) -> Any:
+    """Return the model's output with the dropped fields at their means."""
+    with gates.masked(kept):
+        try:
+            return run(model, example)
+        except Exception:
+            forget_pass(gates)
+            raise
+
+
+class Surgery:
+    """One selection on one model.
+
+    Args:
+        model: The attached model.
+        gates: Its gates.
+        sites: Where they sit.
+        selection: Which fields to keep.
+        example: A batch.
+        fill: The value of dropped fields.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        gates: LeAP,
+        sites: tuple[Site, ...],
+        selection: Selection,
+        example: Call,
+        fill: Fill,
+    ) -> None:
+        self.model = model
+        self.gates = gates
+        self.sites = sites
+        self.selection = selection
+        self.fill = fill
+        self.affine = _affine(gates, selection, fill)
+        self.masked = partial(run_masked, model, gates, selection.kept)
+        self.exact = self._first_output(few_rows(example))
+        leaves_of(self.exact)  # raises if it cannot be compared
+        self.reference: Callable[[Call], Any] = self.masked
+        if fill == "zero":
+            self.reference = partial(run, self.fed().make(True))
+        self.examples = Examples.of(model, gates, few_rows(example))
+        self.traced: Any = None  # the output of the model's graph on the example
+        self.expected = self._cases(example)
+        # batches of other lengths, which the pruned model may refuse
+        self.other_lengths = [Case.of(self.reference, batch) for batch in self.examples.calls[2:]]
+
+    def _first_output(self, example: Call) -> Any:
+        """Run the masked model for the first time; raise if it does not take the example."""
+        try:
+            return self.masked(example)
+        except TorchleapError:
+            raise
+        except Exception as error:
+            raise SurgeryError(
+                f"The model does not take the example ({type(error).__name__}: "
+                f"{first_line(error)}). Give a batch as forward() takes it; a tuple is several "
+                "arguments."
+            ) from error
+
+    def _cases(self, given: Call) -> list[Case]:
+        """Return batches with their outputs: the example, and others that differ from it."""
+        once = self.examples.once
+        cases = [Case.of(self.reference, once)]
+        if not alike(self.reference(once), cases[0].output):
+            raise SurgeryError(
+                f"Nothing was changed: {type(self.model).__name__} returns something else when it "
+                "is called with the same batch again. Is the model deterministic in eval()?"
+            )
+        if _rows(given) != _rows(once):  # the graph is made of a few rows of it
+            cases.append(Case.of(self.reference, given))
+        for rows in (self.examples.rows + 3, 1):
+            # the model may not take the batch, as when its offsets are no longer in order
+            with suppress(Exception):
+                cases.append(Case.of(self.reference, another(self.examples, rows)))
+        return cases
+
+    def plan(self) -> tuple[Plan, Candidate]:
+        """Return the first way that is exact, with its plan."""
+        reasons: list[str] = []
+        for attempt in (self.cut, self.fed_without_tables, self.fed):
+            try:
+                candidate = attempt()
+                trial = as_pruned(candidate.make(True), None, candidate.graph)
+                self.check(trial)
+                return self._describe(candidate, trial, reasons), candidate
+            except Exception as error:  # whatever it is: the next way is simpler
+                self._raise_mistake(error)
+                reasons.append(first_line(error))
+        raise SurgeryError(
+            f"Nothing was changed: {reasons[-1]}. Is the model deterministic in eval(), and can it "
+            "be copied? If so, this is a bug of torchleap; please report the model."
+        )
+
+    def _raise_mistake(self, error: Exception) -> None:
+        """Raise the mistake of a rule in strict mode.
+
+        An inexact result is not the mistake of a rule if the trace itself is inexact: the model's
+        Python may take another path with stand-ins, as by `isinstance(x, Tensor)`.
+        """
+        if not is_strict() or (isinstance(error, InexactError) and not self._is_traced_well()):
+            return
+        raise_mistake(error)
+
+    def _is_traced_well(self) -> bool:
+        """Return whether the graph of the model computes what the model does."""
+        found = tree_leaves(self.traced)
+        case = self.expected[0]
+        rounded = [tree_leaves(output) for output in case.rounded()]
+        return alike(found, tree_leaves(case.output), lambda: rounded)
+
+    def cut(self) -> Candidate:
+        """Rewrite the graph of the model."""
+        traced = trace(self.model, self.gates, self.sites, self.examples, self.affine)
+        self.traced = traced.output()
+        rewritten = rewrite(traced, self.affine)
+        writer = rewritten.writer
+        edits = rewritten.edits
+        unread, still_read = inputs_of_dropped(rewritten.view, rewritten.rules)
+        unread += features_unread(traced.graph, edits.graph, self.model, edits.collections)
+        notes = [*writer.notes, *_constants_fed(rewritten)]
+        if still_read:
+            names = ", ".join(map(str, still_read))
+            notes.append(f"Dropped, but still read past the gates: {names}.")
+        return Candidate(
+            make=partial(_build, self.model, edits),
+            graph=edits.graph,
+            notes=tuple(notes),
+            unread=tuple(unread),
+            origins=edits.origins,
+            assumptions=tuple(writer.assumptions),
+        )
+
+    def fed_without_tables(self) -> Candidate:
+        """Feed constants to the model as it is, and remove the tables that nothing reads."""
+        make = self.fed().make
+        paths = unread_tables(make, [case.batch for case in self.expected])
+        if not paths:
+            return self.fed()
+        removed = ", ".join(paths[:MOST_TABLES])
+        if len(paths) > MOST_TABLES:
+            removed += f" and {len(paths) - MOST_TABLES} more"
+        note = (
+            f"Only dropped fields read {removed} on the example; if forward() does otherwise on "
+            "another batch, it raises."
+        )
+        return Candidate(partial(_without_tables, make, paths), notes=(note,))
+
+    def fed(self) -> Candidate:
+        """Feed constants to the model as it is."""
+        return Candidate(partial(_feed, self.model, self.gates, self.sites, self.affine))
+
+    def check(self, trial: nn.Module) -> None:
+        """Compare a pruned model with the reference; it may refuse batches of other lengths."""
+        for case in self.expected:
+            self._compare(run(trial, case.batch), case)
+        for case in self.other_lengths:
+            with suppress(FieldError):
+                self._compare(run(trial, case.batch), case)
+
+    def _compare(self, found: Any, case: Case) -> None:
+        """Refuse an output that differs from the reference."""
+        if not alike(found, case.output, case.rounded):
+            apart = difference(found, case.output)
+            raise InexactError(f"the pruned model would differ from the masked one by {apart:.2g}")
+
+    def _describe(self, candidate: Candidate, trial: nn.Module, reasons: list[str]) -> Plan:
+        """Return the plan of a candidate.
+
+        Args:
+            candidate: The way to make the pruned model.
+            trial: The pruned model, on the old weights.
+            reasons: Why smaller ways were not possible.
+        """
+        once = self.examples.once
+        rows = self.examples.rows
+        notes = list(candidate.notes)
+        change = 0.0
+        if reasons:
+            notes.append(
+                f"Nothing behind the gates is cut, constants are fed instead (exact): {reasons[0]}."
+            )
+        if self.fill == "zero":
+            change = difference(run(trial, once), self.exact)
+            notes.append(
+                "Not exact: zeros in place of means change the output on the example by up to "
+                f"{change:.3g}. Fine-tune."
+            )
+        columns = self.selection.fields.columns
+        means = {name: self.affine[1][columns(name)].tolist() for name in self.selection.dropped}
+        before = count(self.model.parameters()) - self.gates.theta.numel()
+        return Plan(
+            selection=self.selection,
+            fill=self.fill,
+            cuts=tuple(cuts_of(self.model, self.gates, trial)),
+            notes=tuple(dict.fromkeys(notes)),
+            unread=candidate.unread,
+            parameters=(before, count(trial.parameters())),
+            bytes=(size(self.model) - size(self.gates), size(trial)),
+            multiply_adds=(work(self.model, once, rows), work(trial, once, rows)),
+            means=means,
+            change=change,
+            origins=candidate.origins,
+            assumptions=candidate.assumptions,
+        )
+
+
+def _affine(gates: LeAP, selection: Selection, fill: Fill) -> Affine:
+    """Return scale and shift of each column; a dropped column is its mean, or 0."""
+    kept = torch.zeros(selection.fields.dims, dtype=torch.bool)
+    for name in selection.kept:
+        kept[selection.fields.columns(name)] = True
+    scale, shift = affine_of(gates, kept)
+    if fill == "zero":
+        shift = torch.where(kept.to(shift.device), shift, 0)
+    return scale, shift
+
+
+# Ways to make a model are functions of few arguments, since a plan keeps these alive.
+
+
+def _build(model: nn.Module, edits: Any, shared: bool) -> nn.Module:
+    return build(model, edits, shared=shared)
+
+
+def _feed(
+    model: nn.Module, gates: LeAP, sites: tuple[Site, ...], affine: Affine, shared: bool
+) -> nn.Module:
+    return feed(model, gates, sites, affine, shared=shared)
+
+
+def _without_tables(make: Make, paths: list[str], shared: bool) -> nn.Module:
+    small = make(shared)
+    remove_tables(small, paths)
+    return small
+
+
+def _rows(batch: Call) -> list[int | None]:
+    return [rows_of(leaf) for leaf in leaves_of_batch(batch)]
+
+
+def _constants_fed(rewritten: Rewrite) -> list[str]:
+    """Return which operations still read constants, and why."""
+    traced = rewritten.view.trace
+    notes = []
+    for reader, sources in rewritten.writer.restored.items():
+        facts = [rewritten.view.facts[source] for source in dict.fromkeys(sources)]
+        constants = plural(sum(int(fact.const.sum()) for fact in facts), "constant")
+        notes.append(f"{_name(reader, traced)} {_why(reader)}: {constants} fed (exact).")
+    return notes
+
+
+def _name(node: fx.Node, traced: Trace) -> str:
+    """Return the name of an operation, and of the module that it is in."""
+    module = traced.module(node)
+    if module is not None:
+        return f"{node.target} ({type(module).__name__})"
+    if node.op == "output":
+        return "The output"
+    stack = node.meta.get("nn_module_stack") or {}
+    inside = next(reversed(stack.values()))[0] if stack else ""
+    name = getattr(node.target, "__name__", node.target)
+    return f"{name}() in {inside or type(traced.model).__name__}"
+
+
+def _why(node: fx.Node) -> str:
+    if getattr(node.target, "__name__", node.target) in ("mul", "multiply"):
+        return "multiplies dropped fields with others"
+    return "needs all columns"

@@ -1,0 +1,218 @@
+"""Rules for operations that move elements: views, slices, splits, concatenations."""
+
+import operator
+
+import torch
+from torch import Tensor, fx
+
+from .base import CutRule
+from .facts import Facts, Form, View, form_of
+from .writer import Writer
+from .written import Written
+
+
+class Layout(CutRule):
+    """The same elements in another order or shape; as it is, for permutations of the axes."""
+
+    def applies(self, node: fx.Node, view: View) -> bool:
+        return len(view.row_sources(node)) == 1
+
+    def facts(self, node: fx.Node, view: View) -> Facts:
+        facts = {source: view.facts[source] for source in view.row_sources(node)}
+        const = view.evaluate(node, {source: fact.const for source, fact in facts.items()})
+        value = view.evaluate(node, {source: fact.value for source, fact in facts.items()})
+        return Facts(const.bool(), value.double())
+
+    def request(self, node: fx.Node, view: View) -> None:
+        numbered, count = self._numbered(node, view)
+        arrived = torch.zeros(count, dtype=torch.bool)
+        arrived[view.evaluate(node, numbered)[view.live(node)]] = True
+        for source, numbers in numbered.items():
+            mask = arrived[numbers]
+            if bool(mask.any()):
+                view.request(source, mask)
+        for source in node.all_input_nodes:
+            if not view.is_rows(source):
+                self.request_other(source, view)
+
+    def _numbered(self, node: fx.Node, view: View) -> tuple[dict[fx.Node, Tensor], int]:
+        """Number all elements of the inputs, to see which of them arrive at live places."""
+        start = 0
+        numbered = {}
+        for source in view.row_sources(node):
+            stop = start + view.facts[source].const.numel()
+            numbered[source] = torch.arange(start, stop).reshape(view.trace.shape(source))
+            start = stop
+        return numbered, start
+
+    def request_other(self, source: fx.Node, view: View) -> None:
+        """Request an input without rows."""
+        view.request(source)
+
+    def write(self, node: fx.Node, writer: Writer) -> Written:
+        view = writer.view
+        (source,) = view.row_sources(node)
+        held = writer.written[source]
+        if held.form is None:
+            return self.write_complete(node, writer, source, held)
+        mask = held.form.mask(view.trace.shape(source))
+        present = view.evaluate(node, {source: mask}).bool()
+        form = form_of(present)
+        if form is None and not present.all():
+            return self.write_complete(node, writer, source, writer.as_form(source, None))
+        return self.write_part(node, writer, source, held, present, form)
+
+    def write_complete(
+        self, node: fx.Node, writer: Writer, source: fx.Node, held: Written
+    ) -> Written:
+        """Write the operation for all elements."""
+        return writer.carry(node, {source: held}, None)
+
+    def write_part(
+        self,
+        node: fx.Node,
+        writer: Writer,
+        source: fx.Node,
+        held: Written,
+        present: Tensor,
+        form: Form | None,
+    ) -> Written:
+        """Write the operation for the elements that are computed.
+
+        Args:
+            node: The old operation.
+            writer: The writer.
+            source: The input.
+            held: What was written of the input.
+            present: Which elements of the result are computed.
+            form: The same as a form.
+        """
+        return writer.carry(node, {source: held}, form)
+
+
+class Reshape(Layout):
+    """view, reshape, flatten, unsqueeze: the order stays, so a part takes the shape of the part."""
+
+    reads = frozenset(("rows", "fixed", "mode", "batch"))
+
+    def applies(self, node: fx.Node, view: View) -> bool:
+        squeezes = node.target in ("squeeze", torch.squeeze)
+        if squeezes and len(node.args) + len(node.kwargs) == 1:
+            return False  # the dimension of a single row disappears too
+        return super().applies(node, view)
+
+    def write_part(
+        self,
+        node: fx.Node,
+        writer: Writer,
+        source: fx.Node,
+        held: Written,
+        present: Tensor,
+        form: Form | None,
+    ) -> Written:
+        shape = list(present.shape)
+        if form is not None:
+            shape[form.axis - 1] = len(form.index)
+        new = writer.graph.call_method("reshape", (held.node, -1, *shape))
+        return writer.carry(node, {source: held}, form, new)
+
+
+class Pick(Layout):
+    """A slice, an index, or one part of a split."""
+
+    def request_other(self, source: fx.Node, view: View) -> None:
+        if view.is_fixed(source):  # else it is the split, which is written with its input
+            view.request(source)
+
+    def write_complete(
+        self, node: fx.Node, writer: Writer, source: fx.Node, held: Written
+    ) -> Written:
+        split = writer.view.split_of(node)
+        if split is None:
+            return writer.carry(node, {source: held}, None)
+        parts = writer.copy_once(split, held.node)
+        part = writer.graph.call_function(operator.getitem, (parts, node.args[1]))
+        return writer.carry(node, {source: held}, None, part)
+
+    def write_part(
+        self,
+        node: fx.Node,
+        writer: Writer,
+        source: fx.Node,
+        held: Written,
+        present: Tensor,
+        form: Form | None,
+    ) -> Written:
+        assert held.form is not None
+        axis = held.form.axis
+        shape = writer.view.trace.shape(source)
+        numbers = torch.arange(torch.Size(shape).numel()).reshape(shape)
+        picked = writer.view.evaluate(node, {source: numbers})
+        lines = _lines(picked, axis, shape)
+        places = held.form.places(lines.tolist())
+        if torch.equal(numbers.index_select(axis - 1, lines), picked):
+            new = writer.select(held.node, axis, places)
+        elif len(lines) == 1 and torch.equal(numbers.select(axis - 1, int(lines)), picked):
+            new = writer.graph.call_method("select", (held.node, axis, places[0]))
+        else:
+            return self.write_complete(node, writer, source, writer.as_form(source, None))
+        return writer.carry(node, {source: held}, form, new)
+
+
+def _lines(picked: Tensor, axis: int, shape: tuple[int, ...]) -> Tensor:
+    """Return the places along an axis at which numbered elements were picked."""
+    along_shape = [1] * len(shape)
+    along_shape[axis - 1] = -1
+    along = torch.arange(shape[axis - 1]).reshape(along_shape)
+    lines: Tensor = torch.unique(along.expand(shape).flatten()[picked])
+    return lines
+
+
+class Join(Layout):
+    """cat and stack: a piece without computed elements is left out."""
+
+    def applies(self, node: fx.Node, view: View) -> bool:
+        pieces = self._pieces(node)
+        if not pieces or not all(view.is_rows(piece) for piece in pieces):
+            return False
+        return self._axis(node, view) > 0
+
+    def _pieces(self, node: fx.Node) -> list[fx.Node]:
+        """Return the pieces in order; a piece may occur twice."""
+        pieces = node.args[0] if node.args else node.kwargs.get("tensors")
+        if not isinstance(pieces, tuple | list):
+            return []
+        return [piece for piece in pieces if isinstance(piece, fx.Node)]
+
+    def _axis(self, node: fx.Node, view: View) -> int:
+        """Return the dimension along which the pieces are joined; 0 if it is not known."""
+        axis = node.kwargs.get("dim", node.kwargs.get("axis", 0))
+        if len(node.args) > 1:
+            axis = node.args[1]
+        return axis % view.trace.values[node].dim() if isinstance(axis, int) else 0
+
+    def write(self, node: fx.Node, writer: Writer) -> Written:
+        axis = self._axis(node, writer.view)
+        pieces = self._pieces(node)
+        stacked = node.target is torch.stack
+        held = {piece: writer.written[piece] for piece in pieces if writer.is_written(piece)}
+        forms = [part.form for part in held.values() if part.form is not None]
+        if any(stacked or form.axis != axis for form in forms):
+            held = {piece: writer.as_form(piece, None) for piece in pieces}
+        parts = []
+        index: list[int] = []
+        start = 0
+        for piece in pieces:
+            width = 1 if stacked else writer.view.trace.shape(piece)[axis - 1]
+            if piece in held:
+                form = held[piece].form
+                parts.append(held[piece].node)
+                inside = range(width) if form is None else form.index
+                index += [start + place for place in inside]
+            start += width
+        joined_form = None if len(index) == start else Form(axis, tuple(index))
+        if len(parts) == 1 and not stacked:
+            return writer.carry(node, held, joined_form, parts[0])
+        join = torch.stack if stacked else torch.cat
+        new = writer.graph.call_function(join, (parts, axis))
+        return writer.carry(node, held, joined_form, new)

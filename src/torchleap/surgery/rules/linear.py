@@ -1,0 +1,169 @@
+"""The rule for nn.Linear and products with a matrix."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, fx, nn
+from torch.nn import functional
+
+from .base import LayerRule, double, kept_index, spread
+from .facts import Facts, Form, View, form_of
+from .writer import Writer
+from .written import Written
+
+
+@dataclass(frozen=True)
+class Weight:
+    """The weight of a product.
+
+    Attributes:
+        path: Its name in the model.
+        value: The tensor.
+        swapped: Whether it is (inputs, outputs), as for matmul, and not (outputs, inputs).
+    """
+
+    path: str
+    value: Tensor
+    swapped: bool
+
+    @property
+    def matrix(self) -> Tensor:
+        """Return it as float64, (inputs, outputs)."""
+        return double(self.value) if self.swapped else double(self.value).T
+
+    @property
+    def dims(self) -> tuple[int, int]:
+        """Return the dimensions of the inputs and of the outputs."""
+        return (0, 1) if self.swapped else (1, 0)
+
+
+class Linear(LayerRule):
+    """Columns of constants leave the weight, and their contribution is added to the bias."""
+
+    def _weight(self, node: fx.Node, view: View) -> Weight:
+        module = view.trace.module(node)
+        if module is not None:
+            assert isinstance(module, nn.Linear)
+            return Weight(f"{node.target}.weight", module.weight, swapped=False)
+        matrix = node.args[1]
+        assert isinstance(matrix, fx.Node)
+        swapped = node.target is not functional.linear
+        return Weight(str(matrix.target), view.trace.values[matrix], swapped)
+
+    def applies(self, node: fx.Node, view: View) -> bool:
+        if node.op == "call_module":
+            return super().applies(node, view)
+        matrix = node.args[1] if len(node.args) > 1 else None
+        if not isinstance(matrix, fx.Node) or not view.is_fixed(matrix):
+            return False
+        if matrix.op != "get_attr" or view.row_sources(node) != [node.args[0]]:
+            return False
+        weight = self._weight(node, view)
+        is_own = weight.path not in view.trace.constants and not view.uncut(weight.value)
+        return is_own and weight.value.dim() == 2
+
+    def facts(self, node: fx.Node, view: View) -> Facts:
+        facts = view.facts[view.row_sources(node)[0]]
+        value = facts.value @ self._weight(node, view).matrix + self._bias(node, view)
+        return Facts(facts.const.all(-1, keepdim=True).expand(value.shape), value)
+
+    def _bias(self, node: fx.Node, view: View) -> Tensor:
+        """Return the bias, or 0."""
+        module = view.trace.module(node)
+        if isinstance(module, nn.Linear):
+            return torch.zeros(()) if module.bias is None else double(module.bias)
+        bias = self._bias_node(node)
+        return torch.zeros(()) if bias is None else double(view.trace.values[bias])
+
+    def _bias_node(self, node: fx.Node) -> fx.Node | None:
+        bias = node.args[2] if len(node.args) > 2 else node.kwargs.get("bias")
+        return bias if isinstance(bias, fx.Node) else None
+
+    def request(self, node: fx.Node, view: View) -> None:
+        source = view.row_sources(node)[0]
+        view.request(source, spread(view.live(node), -1, view.trace.shape(source)))
+        for other in node.all_input_nodes:
+            if other is not source:
+                view.request(other)
+
+    def write(self, node: fx.Node, writer: Writer) -> Written:
+        view = writer.view
+        source = view.row_sources(node)[0]
+        held = writer.written[source]
+        facts = view.facts[source]
+        live = view.live(node)
+        last = len(view.trace.shape(source))
+        if held.form is not None and held.form.axis != last:  # tokens are absent, the weight stays
+            return Written(writer.copy(node, lambda _: writer.plain(source).node), held.form)
+        if self.stays(node, view):
+            return Written(writer.copy(node, writer.complete))
+        varying = form_of(~facts.const)
+        if held.form is None and varying is not None and varying.axis == last:
+            held = writer.as_form(source, varying)
+        if held.scale is not None and held.scale.dim() > 1:  # it differs between tokens
+            held = writer.plain_part(source, held.form)
+        columns = kept_index(held.form, facts.const.shape[-1])
+        outputs = torch.arange(live.shape[-1])
+        if live.dim() == 1 and not live.all():  # nothing requests the others
+            outputs = live.nonzero().flatten()
+        added = self._contribution(node, view, held, facts, columns)[..., outputs]
+        form = None
+        if len(outputs) < live.shape[-1]:
+            form = Form(last, tuple(outputs.tolist()))
+        return Written(self._write(node, writer, held, columns, outputs, added), form)
+
+    def _contribution(
+        self, node: fx.Node, view: View, held: Written, facts: Facts, columns: Tensor
+    ) -> Tensor:
+        """Return what the absent columns and the pending shift add to each output."""
+        rest = facts.value.clone()
+        rest[..., columns] = 0.0 if held.shift is None else held.shift[..., columns]
+        added = rest @ self._weight(node, view).matrix
+        first = added.reshape(-1, added.shape[-1])[0]
+        return first if torch.equal(added, first.expand_as(added)) else added
+
+    def _write(
+        self,
+        node: fx.Node,
+        writer: Writer,
+        held: Written,
+        columns: Tensor,
+        outputs: Tensor,
+        added: Tensor,
+    ) -> fx.Node:
+        """Cut the weight to these columns and outputs, and write the product."""
+        weight = self._weight(node, writer.view)
+        inputs_dim, outputs_dim = weight.dims
+        fewer_outputs = len(outputs) < weight.value.shape[outputs_dim]
+        narrow = len(columns) < weight.value.shape[inputs_dim] or fewer_outputs
+        if narrow or held.scale is not None:
+            factor = None if held.scale is None else held.scale[columns]
+            if factor is not None and weight.swapped:
+                factor = factor[:, None]
+            index = {inputs_dim: columns, outputs_dim: outputs}
+            writer.cut(weight.path, weight.value, index, factor)
+        module = writer.view.trace.module(node)
+        if isinstance(module, nn.Linear) and added.dim() == 1:
+            sizes = {"in_features": len(columns), "out_features": len(outputs)}
+            writer.attributes[str(node.target)] = sizes
+            if narrow or bool(added.any()):
+                self._write_bias(str(node.target), module, writer, outputs, added)
+            return writer.copy(node, lambda _: held.node)
+        bias = self._bias_node(node)
+        if bias is not None and fewer_outputs:
+            matrix = writer.other(node.all_input_nodes[1])
+            cut = writer.part_of_fixed(bias, 0, outputs.tolist())
+            new = writer.graph.call_function(functional.linear, (held.node, matrix, cut))
+        else:
+            new = writer.copy(node, lambda _: held.node)
+        return writer.add(new, added, node) if bool(added.any()) else new
+
+    def _write_bias(
+        self, path: str, module: nn.Linear, writer: Writer, outputs: Tensor, added: Tensor
+    ) -> None:
+        if module.bias is not None:
+            writer.cut(f"{path}.bias", module.bias, {0: outputs})
+            writer.add_to_parameter(f"{path}.bias", module.bias, added)
+        elif bool(added.any()):
+            weight = module.weight
+            writer.parameters[f"{path}.bias"] = added.to(weight.device, weight.dtype)

@@ -1,0 +1,222 @@
+"""Functions that pruned models call: they read the batch and check the assumptions of the plan.
+
+The graph of a pruned model contains calls of these functions, and saved models name them (see
+`torchleap.export.names`), so their arguments are a part of the file format.
+"""
+
+import sys
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch.utils._pytree import tree_leaves
+
+from .._common.errors import FieldError
+from .trial.state import DEPTH, containers, unchanged, versions
+
+Steps = tuple[tuple[str, Any], ...]  # ("item", key) or ("attribute", name): from value to part
+Properties = tuple[tuple[str, str], ...]  # names and values, such as ("dtype", "torch.float32")
+PROPERTIES = ("dtype", "layout")  # of a tensor, besides its device
+
+
+def kept_columns(
+    x: Tensor, axis: int, index: Tensor, width: int, runs: tuple[tuple[int, int], ...]
+) -> Tensor:
+    """Return the columns that the pruned model reads.
+
+    Args:
+        x: A tensor with all columns as before, or with the columns alone that are still read.
+        axis: The dimension of the columns.
+        index: The columns that are still read.
+        width: The number of columns before.
+        runs: The same columns as start and length of neighbours, where these are long, since
+            copying neighbours is then faster; else empty.
+    """
+    if x.shape[axis] == len(index):
+        return x
+    if x.shape[axis] != width:
+        raise FieldError(
+            f"Expected {width} columns, or the {len(index)} that are still read, "
+            f"but found {x.shape[axis]}."
+        )
+    if runs:
+        return torch.cat([x.narrow(axis, *run) for run in runs], axis)
+    return x.index_select(axis, index)
+
+
+def expect_entries(
+    batch: Mapping[Any, Any],
+    known: tuple[Any, ...],
+    absent: tuple[Any, ...],
+    needed: tuple[Any, ...],
+    walked: bool,
+    ordered: bool,
+) -> None:
+    """Refuse a dict on which forward() may take another path than on the example.
+
+    Args:
+        batch: The dict.
+        known: The example's entries.
+        absent: Entries that forward() looked for in the example and did not find.
+        needed: Entries that forward() looked for, found, and still reads.
+        walked: Whether forward() iterates over the entries, so that there may be no others.
+        ordered: Whether they must be in the order of the example.
+    """
+    found = list(batch)
+    extra = [key for key in found if key in absent or (walked and key not in known)]
+    missing = [key for key in needed if key not in batch]
+    order = [key for key in known if key in batch]
+    if extra:
+        problem = f"{', '.join(map(repr, extra))} was not in the example"
+    elif missing:
+        problem = f"{', '.join(map(repr, missing))} is missing"
+    elif ordered and [key for key in found if key in known] != order:
+        problem = f"the entries are in another order than {', '.join(map(repr, order))}"
+    else:
+        return
+    raise FieldError(
+        "Expected a batch with entries like those of the example that the model was pruned with, "
+        f"but {problem}, and forward() depends on that. Give such batches, or prune with example= "
+        "such a batch."
+    )
+
+
+def expect_inputs(values: list[Any], expected: tuple[tuple[Any, ...], ...]) -> None:
+    """Refuse a batch on which forward() may take another path than on the example.
+
+    Args:
+        values: Arguments of forward().
+        expected: One tuple per part of the arguments that is checked: its name in messages, the
+            place of its argument among the values, the steps that lead to it, its kind, the sizes
+            and properties of a tensor, the value that it must have, and whether it must be given.
+    """
+    for label, place, steps, kind, sizes, properties, value, read in expected:
+        try:
+            found = walk(values[place], steps) if steps else values[place]
+        except (KeyError, IndexError, AttributeError):
+            if not read:
+                continue
+            raise _refused(label, _wanted(kind, sizes, properties, value), "nothing") from None
+        if found is None and not read:
+            continue
+        if isinstance(found, fx.Proxy):  # a pruned model is pruned again
+            found = found.repeat_check(properties)
+        if not _is_expected(found, kind, sizes, properties, value):
+            wanted = _wanted(kind, sizes, properties, value)
+            raise _refused(label, wanted, _described(found, properties))
+
+
+def _is_expected(
+    found: Any, kind: str, sizes: tuple[int, ...], properties: Properties, value: Any
+) -> bool:
+    """Return whether a part of a batch is the tensor, object or value that it should be."""
+    if kind == "tensor":
+        is_tensor = isinstance(found, Tensor) and found.dim() == len(sizes)
+        return is_tensor and _fits(found, sizes, properties)
+    if kind == "other":
+        return found is not None and not isinstance(found, Tensor)
+    if found is value:
+        return True
+    return value is not None and not isinstance(found, Tensor) and bool(found == value)
+
+
+def _fits(found: Tensor, sizes: tuple[int, ...], properties: Properties) -> bool:
+    for dim, size in enumerate(sizes):
+        if size >= 0 and found.shape[dim] != size:
+            return False
+    if not properties:  # the usual case, at each call of a pruned model
+        return True
+    return all(property_of(found, name) == wanted for name, wanted in properties)
+
+
+def walk(value: Any, steps: Steps) -> Any:
+    """Follow steps from an argument to one of its parts, but never to Python's own attributes."""
+    for how, key in steps:
+        if how == "item":
+            value = value[key]
+        elif key.startswith("__"):
+            raise AttributeError(key)
+        else:
+            value = getattr(value, key)
+    return value
+
+
+def property_of(tensor: Tensor, name: str) -> str:
+    """Return a property of a tensor as a string."""
+    if name == "device":
+        return tensor.device.type
+    return str(getattr(tensor, name)) if name in PROPERTIES else ""
+
+
+def _wanted(kind: str, sizes: tuple[int, ...], properties: Properties, value: Any) -> str:
+    if kind == "same":
+        return repr(value)
+    if kind == "other":
+        return "a value that is not a tensor"
+    shape = _shape("any" if size < 0 else str(size) for size in sizes)
+    return shape + "".join(f", {found}" for _, found in properties)
+
+
+def _described(found: Any, properties: Properties) -> str:
+    if found is None:
+        return "None"
+    if not isinstance(found, Tensor):
+        return f"a {type(found).__name__}"
+    shown = [_shape(map(str, found.shape))]
+    shown += [property_of(found, name) for name, _ in properties]
+    return ", ".join(shown)
+
+
+def _shape(sizes: Iterable[str]) -> str:
+    return f"a tensor of shape ({', '.join(sizes)})"
+
+
+def _refused(label: str, wanted: str, found: str) -> FieldError:
+    return FieldError(
+        f"Expected {label} to be {wanted}, as in the example that the model was pruned with, "
+        f"but found {found}, and forward() may depend on that. Give such batches, or prune with "
+        "example= such a batch."
+    )
+
+
+def expect_globals(expected: tuple[tuple[str, str, Any], ...]) -> None:
+    """Refuse a call where global variables of the model's code have changed since the pruning.
+
+    Args:
+        expected: The module, name and value of each variable. A module that is not imported is not
+            imported for this check either.
+    """
+    if torch.compiler.is_compiling():
+        return
+    for where, name, value in expected:
+        found = getattr(sys.modules.get(where), name, value)
+        if found is not value and found != value:
+            raise FieldError(
+                f"Expected the global variable {where}.{name} to be {value!r}, as when the model "
+                f"was pruned, but found {found!r}, and forward() may depend on that. Set it back, "
+                "or prune again."
+            )
+
+
+def call_unchanged(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Call a module that was not followed, and refuse a batch on which it changes its arguments.
+
+    Others read these arguments too, and on the example the module did not change them.
+    """
+    inputs = (args, kwargs)
+    traced = any(isinstance(leaf, fx.Proxy) for leaf in tree_leaves(inputs))
+    if traced or torch.compiler.is_compiling():
+        return module(*args, **kwargs)
+    parts: list[tuple[Any, Any]] = []
+    for value in (*args, *kwargs.values()):
+        parts += containers(value, DEPTH, set())
+    before = versions(inputs)
+    output = module(*args, **kwargs)
+    if versions(inputs) != before or not all(unchanged(*part) for part in parts):
+        raise FieldError(
+            f"Expected {type(module).__name__} to leave its input unchanged, as on the example "
+            "that the model was pruned with, but found that it changes it on this batch. Prune "
+            "with example= such a batch."
+        )
+    return output

@@ -1,0 +1,102 @@
+"""Add checks of the assumptions about the batch to a new graph."""
+
+import operator
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from torch import fx
+
+from ..._common.errors import SurgeryError
+from ..rules.writer import Writer
+from ..runtime import call_unchanged, expect_entries, expect_globals, expect_inputs, kept_columns
+from ..trace.entries import assumed_entries
+from ..trace.graph import Trace
+from ..trace.inputs import ANY, Expected, expected_of, path_of
+
+
+def add_checks(writer: Writer) -> None:
+    """Check at each call what the trace assumes, and record the assumptions for the plan."""
+    _check_inputs(writer)
+    _check_entries(writer)
+
+
+def _check_inputs(writer: Writer) -> None:
+    """Check the arguments, their parts, and global variables."""
+    trace = writer.view.trace
+    graph = writer.graph
+    expected = expected_of(
+        trace.graph, graph, trace.model, trace.given, trace.queries, trace.counts, trace.nothing
+    )
+    expected = [_without_columns_kept(each, graph, trace.given[0]) for each in expected]
+    for each in expected:
+        writer.assumptions += each.sentences()
+    arguments = {str(node.target): node for node in graph.nodes if node.op == "placeholder"}
+    last = list(arguments.values())[-1]
+    if trace.variables:
+        for _, name, value in trace.variables:
+            writer.assumptions.append(f"the global variable {name} stays {value!r}")
+        with graph.inserting_after(last):
+            graph.call_function(expect_globals, (trace.variables,))
+    if expected:
+        names = list(dict.fromkeys(each.path[0] for each in expected))
+        checks = tuple(_check(each, names) for each in expected)
+        with graph.inserting_after(last):
+            graph.call_function(expect_inputs, ([arguments[name] for name in names], checks))
+
+
+def _check(each: Expected, names: list[str]) -> tuple[Any, ...]:
+    """Return the arguments of `expect_inputs` for one part of the batch."""
+    name, steps = each.path
+    place = names.index(name)
+    return (each.label, place, steps, each.kind, each.sizes, each.about, each.value, each.read)
+
+
+def _without_columns_kept(
+    expected: Expected, graph: fx.Graph, given: Mapping[str, Any]
+) -> Expected:
+    """Leave the columns to `kept_columns`, since a batch may hold those alone that are read."""
+    axes = set()
+    for node in graph.nodes:
+        if node.target is kept_columns and path_of(node.args[0], given) == expected.path:
+            axes.add(node.args[1])
+    sizes = tuple(ANY if dim in axes else size for dim, size in enumerate(expected.sizes))
+    return replace(expected, sizes=sizes, own_columns=bool(axes))
+
+
+def _check_entries(writer: Writer) -> None:
+    """Check the entries of dicts, where forward() asks which there are."""
+    trace = writer.view.trace
+    for node, new in writer.placeholders.items():
+        entries = trace.entries.get(str(node.target))
+        if entries is None or not (entries.queried or entries.walked):
+            continue
+        known = entries.example
+        walked = entries.walked
+        ordered = walked and trace.ordered
+        read = {user.args[1] for user in new.users if user.target is operator.getitem}
+        matters = read if walked else read & entries.queried
+        needed = tuple(key for key in known if key in matters)
+        absent = tuple(key for key in entries.queried if key not in known)
+        with writer.graph.inserting_after(new):
+            arguments = (new, known, absent, needed, walked, ordered)
+            writer.graph.call_function(expect_entries, arguments)
+        writer.assumptions += assumed_entries(str(node.target), absent, walked, ordered)
+
+
+def check_modules_aside(trace: Trace, graph: fx.Graph) -> None:
+    """Check at each call that modules which are not followed leave their arguments unchanged."""
+    calls = [
+        node for node in graph.nodes if node.op == "call_module" and node.target in trace.aside
+    ]
+    called = {str(node.target) for node in calls}
+    before = {str(node.target) for node in trace.graph.nodes if node.op == "call_module"}
+    for path, writes in trace.aside.items():
+        if writes and path in before - called:
+            raise SurgeryError(f"{path} sets attributes, but nothing reads what it returns")
+    for node in calls:
+        with graph.inserting_before(node):
+            module = graph.get_attr(str(node.target))
+            new = graph.call_function(call_unchanged, (module, node.args, dict(node.kwargs)))
+        node.replace_all_uses_with(new)
+        graph.erase_node(node)

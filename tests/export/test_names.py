@@ -1,0 +1,41 @@
+"""The names in saved models: written out once, independent of where functions are defined."""
+
+from torchleap.export.files import FORMAT
+from torchleap.export.names import FUNCTIONS, KINDS, METHODS, NAMES
+from torchleap.surgery import runtime
+from torchleap.surgery.rules.registry import CALLS, LAYERS
+from torchleap.surgery.trace.tracer import gated
+
+
+def test_every_function_of_a_rule_has_a_name():
+    functions = {call for call in CALLS if not isinstance(call, str)} - {gated}
+    assert functions <= set(NAMES)
+    assert {call for call in CALLS if isinstance(call, str)} <= METHODS
+    assert {layer.__name__ for layer in LAYERS} <= set(KINDS)
+
+
+def test_a_function_has_one_name():
+    assert len(NAMES) == len(FUNCTIONS)
+
+
+def test_names_do_not_depend_on_the_layout_of_the_package():
+    assert FORMAT == 2
+    own = {name: function for name, function in FUNCTIONS.items() if name.startswith("torchleap.")}
+    assert set(own) == {
+        "torchleap.expect_entries",
+        "torchleap.expect_inputs",
+        "torchleap.kept_columns",
+        "torchleap.keyed_values",
+    }
+    assert {name.split(".")[0] for name in FUNCTIONS} == {
+        "torchleap",
+        "torch",
+        "functional",
+        "operator",
+    }
+
+
+def test_functions_that_run_code_of_the_model_have_no_name():
+    assert runtime.call_unchanged not in NAMES
+    assert runtime.expect_globals not in NAMES
+    assert gated not in NAMES
