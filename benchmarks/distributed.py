@@ -401,13 +401,13 @@ def time_collective(counts: list[int], rounds: int) -> dict[str, dict[str, float
         gates = tl.LeAP(fields_of([24] * fields), seed=0)
         mixed = Mixed(torch.empty(0), torch.rand(24 * fields), torch.rand(4, fields))
         if several:
-            gates._own_seed()
+            gates.statistics.seed(gates)
         cases[fields] = (gates, mixed, torch.rand(round(gates_bytes(fields, 24 * fields)) // 4))
     sums: dict[int, list[float]] = {fields: [] for fields in counts}
     alls: dict[int, list[float]] = {fields: [] for fields in counts}
     for turn in range(rounds + 1):
         for fields, (gates, mixed, sent) in cases.items():
-            everything = slice(0, 24 * fields), slice(0, fields)
+            everything = gates.block_of(None)
             for repeat in range(8):
                 meet()
                 began = time.perf_counter()
@@ -416,10 +416,7 @@ def time_collective(counts: list[int], rounds: int) -> dict[str, dict[str, float
                 middle = time.perf_counter()
                 meet()
                 again = time.perf_counter()
-                if several:
-                    gates._measure_together(mixed, 512, *everything)
-                else:
-                    gates._measure(mixed, *everything)
+                gates.statistics.add(gates, mixed, 512, everything)
                 ended = time.perf_counter()
                 if turn and repeat:
                     sums[fields].append(middle - began)

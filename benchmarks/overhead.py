@@ -28,6 +28,7 @@ import torch
 from torch import Tensor, nn
 
 import torchleap as tl
+from torchleap.gates.statistics import Block
 from torchleap.mix import choose
 
 VERSIONS = ("bare", "loop", "gather", "torch", "cyclic", "torchleap")
@@ -37,15 +38,15 @@ BACKEND = {"gather": "reference", "torch": "torch", "cyclic": "torch", "torchlea
 class LoopOverFields(tl.LeAP):
     """The same module with the mixing step written as the paper's Algorithm 1."""
 
-    def _mix_with_permuted_rows(self, x: Tensor, columns: slice) -> Tensor:
+    def _mix_with_permuted_rows(self, x: Tensor, block: Block) -> Tensor:
         blocks, gate = [], self.gate()
         distance = []
         for i, block in enumerate(x.split(self.known_fields().widths, dim=1)):
             shuffled = block.detach()[torch.randperm(x.shape[0])]
             blocks.append(gate[i] * block + (1 - gate[i]) * shuffled)
             distance.append((block.detach() - shuffled).norm(dim=1).mean())
-        self.distance.lerp_(torch.stack(distance), 1 - self.momentum)
-        self.square.lerp_(torch.stack(distance).square(), 1 - self.momentum)
+        self.distance.lerp_(torch.stack(distance), 1 - self.settings.momentum)
+        self.square.lerp_(torch.stack(distance).square(), 1 - self.settings.momentum)
         self.steps.add_(1)
         return torch.cat(blocks, dim=1)
 

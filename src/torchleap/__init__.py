@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from .fields import Field, Fields
     from .gates.leap import LeAP
     from .gates.optimizer import GateOptimizer
+    from .gates.trainer import GateTrainer
     from .objectives import Metric, Objective, auc, gauc, log_loss, s_auc
     from .pipeline.decide import Decision, decide
     from .pipeline.search import retrain, search
@@ -55,6 +56,7 @@ _NAMES = {
     "Field": "fields",
     "Fields": "fields",
     "GateOptimizer": "gates.optimizer",
+    "GateTrainer": "gates.trainer",
     "LazyAdam": "training.lazy_adam",
     "LeAP": "gates.leap",
     "LearnGates": "training.stream",
@@ -112,6 +114,7 @@ __all__ = [
     "FieldError",
     "Fields",
     "GateOptimizer",
+    "GateTrainer",
     "LazyAdam",
     "LeAP",
     "LearnGates",

@@ -1,8 +1,8 @@
 """attach -> Plugin: LeAP on somebody else's model, in place and reversibly."""
 
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import asdict
 from typing import Any, Unpack, get_args
 
 import torch
@@ -12,13 +12,15 @@ from torch.utils._pytree import tree_map
 
 from ._common.errors import AttachError, SelectionError, SurgeryError
 from ._common.text import plural, table
-from .distributed import ranks
-from .distributed.fsdp import at_rest, units, unsharded
+from .distributed.fsdp import units, unsharded
 from .fields import Field, Fields
-from .gates.leap import BUFFERS, LeAP
+from .gates.held_out import held_out, rest
+from .gates.leap import LeAP
+from .gates.module import BUFFERS
 from .gates.optimizer import GateOptimizer
-from .gates.settings import Settings
+from .gates.settings import SettingsByName, with_settings_in_signature
 from .gates.statistics import JOINED
+from .gates.trainer import GateTrainer
 from .selection import Selection, select
 from .sites.site import (
     HIDDEN,
@@ -38,6 +40,7 @@ from .sites.site import (
 from .surgery import Fill, Plan, prepare
 
 
+@with_settings_in_signature
 def attach(
     model: nn.Module,
     fields: Fields | Mapping[str, int] | Iterable[Field] | None = None,
@@ -46,7 +49,7 @@ def attach(
     side: Side = "input",
     gates: LeAP | None = None,
     example: Any = None,
-    **settings: Unpack[Settings],
+    **settings: Unpack[SettingsByName],
 ) -> "Plugin":
     """Put learnable gates into a model, in place; `Plugin.detach()` undoes it. Build the optimizer afterwards.
 
@@ -79,7 +82,7 @@ def attach(
         )
     _follow(model, sites, gates)
     gates.train(find_module(model, sites[0].at).training)
-    gates.place = " and ".join(site.label for site in sites)
+    gates.context.name_place(" and ".join(site.label for site in sites))
     for site in sites:
         site.hold(model, gates)
     whole = Whole(sites[0].siblings, sites[0].path)
@@ -117,7 +120,7 @@ class Plugin:
 
     def scores(self) -> dict[str, float]:
         """Each field's gate, in field order; where FSDP2 shards the gates, all ranks have to ask."""
-        self._rest()
+        rest(self.model, self.gates)
         return self.gates.scores()
 
     def select(
@@ -129,7 +132,7 @@ class Plugin:
         cost: float | None = None,
     ) -> Selection:
         """Decide which fields to keep by one rule, a threshold of 0.5 if none is given; see `torchleap.selection.select`."""
-        self._rest()
+        rest(self.model, self.gates)
         if self.gates.fields is None or (
             bool((self.gates.free > 0).any()) and not self.gates.moved
         ):
@@ -141,8 +144,8 @@ class Plugin:
             share=share,
             dims=dims,
             cost=cost,
-            method="leap" if self.gates.adaptive else "leap_base",
-            settings=self.gates.settings,
+            method="leap" if self.gates.settings.adaptive else "leap_base",
+            settings={**asdict(self.gates.settings), "seed": int(self.gates.seed)},
         )
 
     def parameter_groups(self, *, gate_lr: float) -> list[dict[str, Any]]:
@@ -159,7 +162,7 @@ class Plugin:
 
     def model_parameters(self) -> list[nn.Parameter]:
         """All parameters of the model but the gates."""
-        self._rest()
+        rest(self.model, self.gates)
         return [p for p in self.model.parameters() if p is not self.gates.theta]
 
     def optimizer(
@@ -173,11 +176,34 @@ class Plugin:
             optimism: How much memorised train rows count against a field, where gates learn from held-out rows; see
                 `GateOptimizer`.
         """
-        self._rest()
+        rest(self.model, self.gates)
         return GateOptimizer(self.gates, lr=lr, strength=strength, optimism=optimism)
 
-    @contextmanager
-    def held_out(self) -> Iterator[None]:
+    def trainer(
+        self,
+        steps: int | None = None,
+        *,
+        strength: float | None = 0.4,
+        lr: float | None = None,
+        optimism: float = 0.25,
+    ) -> GateTrainer:
+        """Return the recommended way to train the gates: `trainer.step()` after each model step.
+
+        It owns the schedule: the learning rate of the gates, a pressure that rises, and steps on
+        the model's own batch or on held-out rows. No other optimizer moves the gates meanwhile.
+
+        Args:
+            steps: How many steps are planned; None is a stream without end.
+            strength: The full pressure, without units: one value is meant to serve every data set.
+                None is the paper's penalty.
+            lr: The learning rate of the gates; None derives it from the planned steps.
+            optimism: How much memorised train rows count against a field in held-out steps.
+        """
+        return GateTrainer(
+            self.model, self.gates, steps=steps, strength=strength, lr=lr, optimism=optimism
+        )
+
+    def held_out(self) -> AbstractContextManager[None]:
         """Within this context only the gates learn: for a step on rows that the model does not train on.
 
         Dropout is off, batch norm uses and keeps its running statistics, no other parameter receives a gradient, and
@@ -190,53 +216,7 @@ class Plugin:
                 (criterion(model(x), y) + plugin.penalty()).backward()
                 gate_optimizer.step()
         """
-        modes = {module: module.training for module in self.model.modules()}
-        others = {
-            p: (p.requires_grad, p.grad) for p in self.model_parameters() if p.is_leaf
-        }  # sharded tables are none
-        for module in modes:
-            vars(module)["training"] = False  # nn.Module's own way takes as long as a small layer
-        vars(self.gates)["training"] = True
-        self.gates.held_out = True
-        self.gates.train_gradient, self.gates.theta.grad = self.gates.theta.grad, None
-        averaging: Any = None
-        if self.gates.is_together and not self.gates.is_sharded:  # FSDP averages by itself
-            averaging = self.gates.theta.register_post_accumulate_grad_hook(self._average)  # type: ignore[no-untyped-call]
-        own = ranks.own_part(self.gates.theta.detach())
-        version, before = own._version, own.clone()
-        for parameter in others:
-            parameter.requires_grad_(False)
-            parameter.grad = None
-        try:
-            yield
-            # a fused optimizer does not count up the version
-            unmoved = (
-                own._version == version and torch.equal(own, before) and len(own) > 0
-            )  # other ranks may have all gates
-            if self.gates.theta.grad is not None and unmoved:
-                warnings.warn(
-                    "held_out() ends with a gradient on the gates, but no step: call step() within it.",
-                    stacklevel=3,
-                )
-        finally:
-            if averaging is not None:
-                averaging.remove()
-            self._rest()
-            self.gates.held_out = False
-            self.gates.train_gradient = self.gates.theta.grad = None
-            for parameter, (wanted, gradient) in others.items():
-                parameter.requires_grad_(wanted)
-                parameter.grad = gradient
-            for module, training in modes.items():
-                vars(module)["training"] = training
-
-    def _rest(self) -> None:
-        if self.gates.is_sharded:
-            at_rest(self.model)
-
-    def _average(self, theta: Tensor) -> None:
-        assert theta.grad is not None
-        ranks.average(theta.grad, self.gates.process_group)
+        return held_out(self.model, self.gates)
 
     @contextmanager
     def join(self, model: DistributedDataParallel, **settings: Any) -> Iterator[None]:
@@ -351,7 +331,7 @@ class Plugin:
                     _show_buffers(module, hook.path)
 
     def __repr__(self) -> str:
-        self._rest()
+        rest(self.model, self.gates)
         place = (
             ", ".join(repr(site.at or "the model") for site in self.sites)
             + f" ({self.sites[0].side})"
@@ -359,7 +339,9 @@ class Plugin:
         if self.gates.fields is None:
             return f"LeAP at {place}: fields come from the first batch"
         if self.gates.warming_up:
-            state = f"warming up, batch {int(self.gates.steps.max())} of {self.gates.warmup}"
+            state = (
+                f"warming up, batch {int(self.gates.steps.max())} of {self.gates.settings.warmup}"
+            )
         elif not self.gates.moved:
             state = "gates not moved yet"
         else:
@@ -369,7 +351,7 @@ class Plugin:
         return f"LeAP on {size}, at {place}: {state}"
 
     def __str__(self) -> str:
-        self._rest()
+        rest(self.model, self.gates)
         if self.gates.fields is None or not self.gates.moved:
             return repr(self)
         columns = [self.gates.divergences(), self.gates.sparsity(), self.gates.weights()]
@@ -396,7 +378,7 @@ class Plugin:
                 "a model that was compiled before attach() has to be compiled again."
             )
         if self.gates.warming_up:
-            return f"select() needs trained gates, but they are still warming up: batch {steps} of warmup={self.gates.warmup}."
+            return f"select() needs trained gates, but they are still warming up: batch {steps} of warmup={self.gates.settings.warmup}."
         return (
             f"select() needs trained gates, but after {plural(steps, 'training step')} none has moved. "
             "The optimizer was probably built before attach(), so it does not hold the gates: build it afterwards. "
@@ -449,7 +431,9 @@ def _try_out(model: nn.Module, sites: list[Site], gates: LeAP, example: Any) -> 
         gates.lay_out(Fields([field for fields in found for field in fields]))
     trial = LeAP(gates.arriving).eval()
     _follow(model, sites, trial)
-    trial.place = gates.place = " and ".join(site.label for site in sites)
+    place = " and ".join(site.label for site in sites)
+    trial.context.name_place(place)
+    gates.context.name_place(place)
     for site in sites:
         if len(sites) == 1:
             site.gate_value(trial, seen[site.at])

@@ -15,6 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import torchleap as tl
 from torchleap.gates import leap as gates_module
+from torchleap.gates.statistics import columns_in_turn
 from torchleap.mix import Mixed
 
 from .ranks_of import finish, keep, run, start
@@ -116,11 +117,11 @@ def read_between(folder: Path) -> None:
     for name, read in reads.items():
         early, late = tl.LeAP(FIELDS, seed=0, init=-10.0), tl.LeAP(FIELDS, seed=0, init=-10.0)
         for step in range(3):
-            early.in_pass = True  # as within a pass of a model whose sites they are
+            early.context.begin()  # as within a pass of a model whose sites they are
             early(own(rows(step)[0]))
             late(own(rows(step)[0]))
-        assert early._unheard
-        assert not late._unheard
+        assert early._synchronised._pending
+        assert not late._synchronised._pending
         found[name] = [read(early).detach(), read(late).detach()]
     keep(folder, found)
 
@@ -196,7 +197,7 @@ def test_the_means_of_all_columns_are_sent_in_turns() -> None:
     for columns, gates, every in ((44, 3, 4), (44, 3, 3), (7, 2, 5), (100, 1, 2)):
         sent = torch.zeros(columns, dtype=torch.int64)
         for turn in range(0, every * 200, every):
-            part, parts = tl.LeAP._columns_of(turn // every, columns, gates)
+            part, parts = columns_in_turn(turn // every, columns, gates)
             sent[part] += 1
         assert sent.min() >= 200 // parts
 
@@ -267,6 +268,48 @@ def test_gates_that_learn_from_held_out_rows_agree(tmp_path: Path) -> None:
     first, second = run(held_out, tmp_path)
     assert first["moved"]
     assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+def by_trainer(*, holds_gates: bool, bucket_view: bool, held_out: bool) -> dict[str, Tensor]:
+    """The gates after some steps, each of two micro-batches."""
+    model, plugin = model_with_gates()
+    ddp = DistributedDataParallel(model, gradient_as_bucket_view=bucket_view)
+    parameters = list(model.parameters()) if holds_gates else plugin.model_parameters()
+    optimizer = torch.optim.AdamW(parameters, lr=0.01)
+    trainer = plugin.trainer(steps=20)
+    for step in range(8):
+        x, y = own(rows(2 * step)[0]), own(rows(2 * step)[1])
+        with ddp.no_sync():
+            binary_cross_entropy_with_logits(ddp(x)[:, 0], y).backward()
+        x, y = own(rows(2 * step + 1)[0]), own(rows(2 * step + 1)[1])
+        binary_cross_entropy_with_logits(ddp(x)[:, 0], y).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        if held_out:
+            x, y = own(rows(1000 + step)[0]), own(rows(1000 + step)[1])
+            trainer.step(lambda x=x, y=y: binary_cross_entropy_with_logits(model(x)[:, 0], y))
+        else:
+            trainer.step()
+    return {**state(plugin), "weight": model[0].weight.detach().clone()}
+
+
+def trainers(folder: Path) -> None:
+    found = [
+        by_trainer(holds_gates=holds, bucket_view=view, held_out=held_out)
+        for held_out in (False, True)
+        for holds, view in ((False, False), (True, False), (True, True))
+    ]
+    keep(folder, found)
+
+
+def test_a_trainer_s_gates_agree_on_all_ranks_whatever_else_holds_them(tmp_path: Path) -> None:
+    first, second = run(trainers, tmp_path)
+    for one, other in zip(first, second, strict=True):
+        assert all(torch.equal(one[name], other[name]) for name in one)
+    for kind in (first[:3], first[3:]):
+        assert not torch.equal(kind[0]["theta"], torch.ones(3))
+        for other in kind[1:]:
+            assert all(torch.equal(kind[0][name], other[name]) for name in other)
 
 
 def uneven(folder: Path) -> None:

@@ -2,6 +2,7 @@ import copy
 import io
 import math
 import pickle
+from dataclasses import asdict
 
 import numpy as np
 import pytest
@@ -26,7 +27,7 @@ def set_gates(gates, values):
     """Put the gates where we want them."""
     with torch.no_grad():
         gates.theta.copy_(
-            torch.logit(torch.tensor(values, dtype=gates.theta.dtype)) * gates.temperature
+            torch.logit(torch.tensor(values, dtype=gates.theta.dtype)) * gates.settings.temperature
         )
 
 
@@ -69,7 +70,7 @@ def test_cyclic_shifts_mix_as_the_definition_says():
     mixed = gates(x)
     torch.testing.assert_close(mixed[:, :1], x[order[0], :1])
     torch.testing.assert_close(mixed[:, 1:], x[order[1], 1:])
-    assert gates.settings["shuffle"] == "cyclic"
+    assert gates.settings.shuffle == "cyclic"
 
 
 def test_gate_is_the_sigmoid_of_theta_over_temperature():
@@ -131,7 +132,9 @@ def test_penalty_sends_gradient_to_the_gates_alone():
     gates.penalty().backward()
     assert x.grad is None
     g = gates.gate().detach()
-    torch.testing.assert_close(gates.theta.grad, gates.weights() * g * (1 - g) / gates.temperature)
+    torch.testing.assert_close(
+        gates.theta.grad, gates.weights() * g * (1 - g) / gates.settings.temperature
+    )
 
 
 def test_the_shuffled_copy_sends_no_gradient():
@@ -587,7 +590,7 @@ def test_scores_name_what_a_compiled_step_let_through():
 
 def test_numpy_numbers_are_settings():
     gates = LeAP({"a": 1}, seed=np.int64(3), alpha=np.float32(0.5), warmup=np.int32(2))
-    selection = select(gates.known_fields(), gates.scores(), settings=gates.settings)
+    selection = select(gates.known_fields(), gates.scores(), settings=asdict(gates.settings))
     assert (
         selection.settings["seed"],
         selection.settings["alpha"],
@@ -625,7 +628,7 @@ def test_questions_before_the_first_batch_are_answered_or_refused():
 
 def test_the_defaults_are_those_of_the_documentation():
     gates = LeAP({"a": 1}, seed=3)
-    assert gates.settings == {
+    assert asdict(gates.settings) == {
         **{
             "alpha": 1e-3,
             "temperature": 0.2,
@@ -690,13 +693,13 @@ def test_a_constant_with_a_large_mean_is_priced_as_the_median_although_rounding_
 def test_a_probe_opens_closed_gates_and_collects_the_gradient_of_all_shares():
     gates = LeAP({"a": 1, "b": 1}, seed=0)
     set_gates(gates, [0.1, 0.9])
-    gates.probe = torch.zeros(2, requires_grad=True)
+    gates.context.start_probe(gates.theta)
     x = torch.randn(64, 2)
     output = gates(x)
     assert torch.equal(output[:, 0], x[:, 0])
     assert not torch.equal(output[:, 1], x[:, 1])
     output.square().sum().backward()
-    assert (gates.probe.grad != 0).all()
+    assert (gates.context.probe.grad != 0).all()
 
 
 def test_a_part_of_the_columns_is_mixed_and_measured_as_in_the_whole():

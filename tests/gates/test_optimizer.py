@@ -156,8 +156,8 @@ def test_optimism_equals_its_definition(pairs, optimism, strength, lr):
     theta, m, v = 1.0, 0.0, 0.0
     for step, (held_out, train) in enumerate(pairs, 1):
         gates.theta.grad = torch.tensor([held_out], dtype=torch.float64)
-        gates.train_gradient = torch.tensor([train], dtype=torch.float64)
-        optimizer.step()
+        with gates.context.held_out_step(torch.tensor([train], dtype=torch.float64)):
+            optimizer.step()
         m = 0.9 * m + 0.1 * (held_out + optimism * (held_out - train))
         v = 0.99 * v + 0.01 * (held_out**2 + (optimism * train) ** 2)
         spread = math.sqrt(v / (1 - 0.99**step))
@@ -174,8 +174,8 @@ def test_a_field_that_is_memorised_closes_one_that_generalises_stays():
         noise, other = torch.randn(3, generator=rng), torch.randn(3, generator=rng)
         gates.theta.grad = noise - torch.tensor([1.0, 1.0, 0.0])
         gates.theta.grad[2] = 0.0  # the held-out rows do not have this field
-        gates.train_gradient = other - torch.tensor([6.0, 1.0, 0.0])
-        optimizer.step()
+        with gates.context.held_out_step(other - torch.tensor([6.0, 1.0, 0.0])):
+            optimizer.step()
     memorised, honest, gone = gates.scores().values()
     assert (memorised < 0.05, honest > 0.95, gone < 0.05) == (True, True, True)
 

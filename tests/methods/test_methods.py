@@ -9,7 +9,7 @@ from tests.data.frames import USEFUL, small_truth
 from torchleap import methods, models
 from torchleap.methods import Permutation, Search, Shark
 from torchleap.methods.attribution import SFS
-from torchleap.methods.leap import GateSteps
+from torchleap.methods.leap import GateSteps, planned_steps
 from torchleap.training.fit import Hook, Training, fit
 
 TRAINING = Training(batch=128, lr=5e-3, epochs=8, patience=8)
@@ -173,12 +173,8 @@ def test_a_search_that_is_resumed_ends_with_the_same_gates(task, tmp_path):
     def start(*extra, path):
         search = Search(task, models.benchmark("wide_deep"), settings)
         model = search.model()
-        hook = GateSteps(
-            tl.attach(model, task.fields, at="net", seed=0),
-            methods.LeAPMethod(),
-            search,
-            on_train=False,
-        )
+        plugin = tl.attach(model, task.fields, at="net", seed=0)
+        hook = GateSteps(plugin.trainer(planned_steps(search)), search, on_train=False)
         fit(model, task, settings, hooks=[hook, *extra], checkpoint=path)
         return hook.scores
 
@@ -195,25 +191,21 @@ class Watched(Hook):
         self.hook, self.strength, self.gates = hook, [], []
 
     def after_step(self, run):
-        self.strength.append(self.hook.optimizer.param_groups[0]["strength"])
-        self.gates.append(self.hook.plugin.scores())
+        self.strength.append(self.hook.trainer.pressure)
+        self.gates.append(self.hook.trainer.gates.scores())
 
 
 def test_the_pressure_rises_and_of_closed_gates_the_last_to_close_ranks_first(task):
     settings = Training(batch=256, epochs=6)
     search = Search(task, models.benchmark("wide_deep"), settings)
     model = search.model()
-    hook = GateSteps(
-        tl.attach(model, task.fields, at="net", seed=0),
-        methods.LeAPMethod(),
-        search,
-        on_train=False,
-    )
+    plugin = tl.attach(model, task.fields, at="net", seed=0)
+    hook = GateSteps(plugin.trainer(planned_steps(search)), search, on_train=False)
     watched = Watched(hook)
     run = fit(model, task, settings, hooks=[hook, watched])
-    rise = [0.4 * min(1, step / hook.rise) for step in range(1, run.step + 1)]
+    rise = [0.4 * min(1, step / hook.trainer.rise) for step in range(1, run.step + 1)]
     assert watched.strength == pytest.approx(rise)
-    assert 0 < hook.rise <= run.steps / 2
+    assert 0 < hook.trainer.rise <= run.steps / 2
     for name, score in hook.scores.items():
         mean = sum(gates[name] for gates in watched.gates) / len(watched.gates)
         assert score == pytest.approx(0.99 * watched.gates[-1][name] + 0.01 * mean, abs=1e-5)

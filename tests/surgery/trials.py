@@ -131,7 +131,7 @@ def _compare(
             expected = _numbers(model(*call))
             _backward(expected)
     except Exception:  # a batch that the model does not take
-        plugin.gates.passed = {}
+        plugin.gates.context.end()
         return ""
     try:
         found = _numbers(small(*call))

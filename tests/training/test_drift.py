@@ -200,8 +200,8 @@ def watch(gates, **settings):
 
 def look(drift, gain):
     """As after a probe with this gain."""
-    drift._gates.probe = torch.zeros_like(drift._gates.theta)
-    drift._gates.probe.grad = -gain
+    drift._gates.context.start_probe(drift._gates.theta)
+    drift._gates.context.probe.grad = -gain
     drift.step()
 
 
@@ -209,7 +209,7 @@ def test_a_probe_shows_closed_fields_as_they_are_and_leaves_the_others_alone():
     gates = tl.LeAP({"open": 2, "closed": 3}, seed=0)
     gates.theta.data = torch.tensor([0.1, -1.0])
     x, plain, probed = torch.randn(16, 5), gates, copy.deepcopy(gates)
-    probed.probe = torch.zeros(2, requires_grad=True)
+    probed.context.start_probe(probed.theta)
     outside, inside = plain(x), probed(x)
     assert torch.equal(outside[:, :2], inside[:, :2])
     assert torch.equal(inside[:, 2:], x[:, 2:])
@@ -223,7 +223,7 @@ def test_the_gain_of_a_probe_is_the_slope_of_the_loss():
     x, weight = torch.randn(16, 5, dtype=torch.float64), torch.randn(5, dtype=torch.float64)
 
     def loss(probe):
-        gates.probe = probe
+        gates.context.probe = probe
         gates.steps.zero_()  # the same permutations
         return (gates(x) @ weight).square().sum()
 
@@ -236,8 +236,8 @@ def test_the_gain_of_a_probe_is_the_slope_of_the_loss():
 
 def test_a_copy_of_the_gates_does_not_go_on_probing():
     gates = closed_gates({"a": 1})
-    gates.probe = torch.zeros(1)
-    assert copy.deepcopy(gates).probe is None
+    gates.context.start_probe(gates.theta)
+    assert copy.deepcopy(gates).context.probe is None
 
 
 def test_probes_depend_on_seed_and_step_alone_and_are_as_many_as_asked_for():
@@ -246,7 +246,7 @@ def test_probes_depend_on_seed_and_step_alone_and_are_as_many_as_asked_for():
         found = []
         for _ in range(4_000):
             torch.rand(1)
-            found.append(drift._gates.probe is not None)
+            found.append(drift._gates.context.probe is not None)
             drift.step()
         return found
 
@@ -361,7 +361,7 @@ def test_the_gain_is_averaged_over_the_ranks_in_probes_alone(monkeypatch):
     drift = watch(closed_gates({"a": 1, "b": 1}), share=0.1)
     probes = 0
     for _ in range(50):
-        probes += drift._gates.probe is not None
+        probes += drift._gates.context.probe is not None
         drift.step()
     assert sent == [2] * probes
     assert 0 < probes < 20
@@ -371,22 +371,22 @@ def test_fields_may_come_from_the_first_batch():
     gates = tl.LeAP(None)
     drift = watch(gates, share=0.99)
     drift.step()
-    assert gates.probe is None
+    assert gates.context.probe is None
     gates.lay_out(tl.Fields({"a": 1}))
     drift.step()
-    assert gates.probe is not None
+    assert gates.context.probe is not None
 
 
 def test_as_a_hook_it_follows_the_loop_and_leaves_the_gates_alone_afterwards():
     drift = watch(closed_gates({"a": 1}), share=0.99)
     run = SimpleNamespace(step=40)
     drift.at_start(run)
-    assert drift._gates.probe is not None
+    assert drift._gates.context.probe is not None
     run.step = 41
     drift.after_step(run)
     assert drift.steps == 41
     drift.at_end(run)
-    assert drift._gates.probe is None
+    assert drift._gates.context.probe is None
 
 
 class BreakOff(Hook):
@@ -413,7 +413,7 @@ def test_fit_takes_it_as_a_hook_and_a_checkpoint_keeps_what_it_knows(tmp_path):
         fit(BreakOff(), checkpoint=tmp_path / "run.pt")
     _, resumed = fit(checkpoint=tmp_path / "run.pt")
     assert whole.steps == resumed.steps == run.step
-    assert whole._gates.probe is None
+    assert whole._gates.context.probe is None
     assert whole.alarms == resumed.alarms
     for name, value in whole.state_dict()["known"].items():
         assert torch.equal(value, resumed.state_dict()["known"][name]), name

@@ -88,7 +88,7 @@ class GateOptimizer(Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        self._gates._hear()  # also of values that no gate must learn from
+        self._gates.wait_for_ranks()  # also of values that no gate must learn from
         for group in self.param_groups:
             for theta in group["params"]:
                 if theta.grad is not None:  # as during the warm-up, see guard.py
@@ -103,7 +103,10 @@ class GateOptimizer(Optimizer):
             state["exp_avg"] = torch.zeros_like(theta)
             state["exp_avg_sq"] = torch.zeros_like(theta)
         # each rank moves its own part of gates that are sharded
-        free, on_train = ranks.own_part(self._gates.free, like=theta), self._gates.train_gradient
+        free, on_train = (
+            ranks.own_part(self._gates.free, like=theta),
+            self._gates.context.train_gradient,
+        )
         theta, gradient, average, squares = map(
             ranks.own_part, (theta, gradient, state["exp_avg"], state["exp_avg_sq"])
         )

@@ -1,201 +1,263 @@
-"""Gates on several ranks: what they tell each other in a training step, so that all have the same statistics at every step."""
+"""The moving averages of what gates measure in each batch: on one rank, or over the rows of all.
+
+The averages are buffers of the gates, so that a checkpoint contains them. These objects update
+them: `LocalStatistics` from the rows of this process, `SynchronisedStatistics` from those of all
+ranks, so that all have the same averages at every step, bit for bit.
+"""
 
 import json
 import math
 import zlib
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
-from torch._compile import (
-    _disable_dynamo,  # as torch.compiler.disable, without importing the compiler, which takes a second
-)
+from torch import Tensor
+from torch._compile import _disable_dynamo  # torch.compiler.disable imports the compiler
 from torch.nn.parallel import DistributedDataParallel
 
 from .._common.errors import AttachError, FieldError
 from ..distributed import ranks
-from ..fields import Fields
 from ..mix import Mixed
+from .checks import refuse_nonfinite
 
-AVERAGES = ("distance", "square", "common", "spread")  # by gate, see LeAP
+if TYPE_CHECKING:
+    from .module import GateModule
+
+AVERAGES = ("distance", "square", "common", "spread")  # per gate, see GateModule
 JOINED = "_torchleap_joined"  # marks a DDP module within Plugin.join()
-ODD = 0x9E3779B97F4A7C15  # far from any other seed, times a rank
+RANK_STRIDE = 0x9E3779B97F4A7C15  # times a rank: far from any other seed
 
 
-class Together(nn.Module):
-    """The part of `LeAP` that several ranks need."""
+class Block(NamedTuple):
+    """The columns that arrive at one site, and their gates."""
 
-    theta: nn.Parameter
-    steps: Tensor
-    mean: Tensor
-    seed: Tensor
-    column_gate: Tensor
-    momentum: float
-    sync_every: int
-    process_group: Any  # the ranks that train one and the same model; None is all
-    held_out: bool
-    in_pass: bool  # within a pass of the whole model, before the next of which `_hear` is called: until then no rank has to wait
-    place: str
-    fields: Fields | None
-    _turns: dict[int, int]  # the steps of each site, by its first column
-    _to_tell: dict[
-        int, Tensor
-    ]  # likewise: statistics that are no numbers, of a step in which nothing was sent
-    _unheard: dict[
-        int, Callable[[], None]
-    ]  # by the first column of a site: waits for all ranks' statistics and takes them over
+    columns: slice
+    gates: slice
 
-    if TYPE_CHECKING:
 
-        def known_fields(self) -> Fields: ...  # noqa: D102
-        def arriving_fields(self) -> Fields: ...  # noqa: D102
-        def _refuse_nonfinite(self, statistics: Tensor, gates: slice) -> None: ...
+class Averages(NamedTuple):
+    """Views of the moving averages of one block."""
+
+    per_gate: list[Tensor]  # four of (G,), in the order of AVERAGES
+    mean: Tensor  # (D,)
+    steps: Tensor  # (G,)
+
+    @classmethod
+    def of(cls, gates: "GateModule", block: Block) -> "Averages":
+        """Return the averages of these columns and their gates."""
+        per_gate = [gates.distance, gates.square, gates.common, gates.spread]
+        if block.columns == slice(0, len(gates.mean)):
+            return cls(per_gate, gates.mean, gates.steps)
+        part = [average[block.gates] for average in per_gate]
+        return cls(part, gates.mean[block.columns], gates.steps[block.gates])
+
+
+class LocalStatistics:
+    """The statistics of the rows of this process."""
+
+    def seed(self, gates: "GateModule") -> Tensor:
+        """Return the seed of the permutations, ()."""
+        return gates.seed
+
+    def add(self, gates: "GateModule", mixed: Mixed, rows: int, block: Block) -> bool:
+        """Add a batch to the averages; one that is not finite is refused.
+
+        Returns:
+            True: the mixed batch can be used.
+        """
+        if not _is_finite(mixed.statistics):
+            refuse_nonfinite(mixed.statistics, block.gates, gates.known_fields())
+        averages = Averages.of(gates, block)
+        found = [*mixed.statistics.unbind(), mixed.mean]
+        values = [value.to(averages.mean.dtype) for value in found]
+        torch._foreach_lerp_(
+            [*averages.per_gate, averages.mean], values, 1 - gates.settings.momentum
+        )
+        averages.steps.add_(1)
+        return True
+
+
+class SynchronisedStatistics:
+    """The statistics of the rows of all ranks, in one all-reduce of 32 bytes per gate.
+
+    It carries the statistics, the number of rows, and the means of as many columns as fit, so that
+    the means of all columns are sent in turns.
+    """
+
+    def __init__(self) -> None:
+        # Each by the first column of a site.
+        self._turns: dict[int, int] = {}  # the steps taken
+        self._unsent: dict[int, Tensor] = {}  # statistics that are not finite, of a silent step
+        self._pending: dict[int, Callable[[], None]] = {}  # waits for all ranks and adds
+
+    @_disable_dynamo
+    def seed(self, gates: "GateModule") -> Tensor:
+        """Return the seed of this rank's permutations; the first time, all ranks agree on it."""
+        if not self._turns:
+            _agree(gates)
+        _refuse_wrong_wrapper(gates)
+        return gates.seed + wrapped(ranks.rank(gates.process_group) * RANK_STRIDE)
+
+    def add(self, gates: "GateModule", mixed: Mixed, rows: int, block: Block) -> bool:
+        """Send a batch's statistics, to be added to the averages of every rank.
+
+        Returns:
+            Whether the mixed batch can be used. One that is not finite is refused by all ranks
+            when they receive it; until then this rank has to go on with finite values.
+        """
+        self._send(gates, mixed, rows, block)
+        return _is_finite(mixed.statistics)
+
+    def add_nothing(self, gates: "GateModule", block: Block) -> None:
+        """Take part in the other ranks' step without rows, see `Plugin.join`."""
+        self.seed(gates)
+        self._send(gates, None, 0, block)
+
+    def settle(self) -> None:
+        """Wait for the statistics that ranks have sent in their last step, and add them."""
+        if self._pending:  # else a compiler would have to stop here
+            self._settle()
+
+    def restart(self) -> None:
+        """Forget the position of this process, which follows a checkpoint from now on."""
+        self.settle()
+        self._turns = {}
+        self._unsent = {}
 
     @torch.no_grad()
     @_disable_dynamo
-    def _measure_together(
-        self, mixed: Mixed | None, rows: int, columns: slice, gates: slice
-    ) -> None:
-        """Like `_measure`, by the rows of all ranks: averages move by the same numbers everywhere, so they agree at every step.
+    def _settle(self) -> None:
+        while self._pending:
+            _, add = self._pending.popitem()
+            add()
 
-        In one collective of 32 bytes a gate: the statistics, the rows, and the means of as many columns as fit, by turns.
-        """
-        self._unheard.pop(columns.start, _nothing)()
-        turn = self._turn(columns, gates)
-        averages, mean, steps = [getattr(self, name) for name in AVERAGES], self.mean, self.steps
-        if columns != slice(0, len(mean)):  # one of several sites
-            averages, mean, steps = (
-                [average[gates] for average in averages],
-                mean[columns],
-                steps[gates],
-            )
-        steps.add_(1)
-        seen = 1 - self.momentum ** (
-            turn + 1
-        )  # as `_weight_seen`: the gates of a site have done the same steps
-        kept = seen / (
-            1 - self.momentum ** max(1, turn)
-        )  # an estimate stands still while its weights grow
-        mean.mul_(kept)
-        if turn % self.sync_every:
-            torch._foreach_mul_(averages, kept)
-            if (
-                mixed is not None
-                and mixed.statistics.device.type == "cpu"
-                and not math.isfinite(mixed.statistics.sum().item())
-            ):
-                self._to_tell[columns.start] = mixed.statistics
+    @torch.no_grad()
+    @_disable_dynamo
+    def _send(self, gates: "GateModule", mixed: Mixed | None, rows: int, block: Block) -> None:
+        start = block.columns.start
+        if start in self._pending:
+            self._pending.pop(start)()
+        turn = self._next_turn(gates, block)
+        averages = Averages.of(gates, block)
+        averages.steps.add_(1)
+        momentum = gates.settings.momentum
+        seen = 1 - momentum ** (turn + 1)  # as GateModule.weight_seen, for this site
+        kept = seen / (1 - momentum ** max(1, turn))  # so that estimates keep their value
+        averages.mean.mul_(kept)
+        every = gates.settings.sync_every
+        if turn % every:
+            torch._foreach_mul_(averages.per_gate, kept)
+            if mixed is not None and not _is_finite(mixed.statistics):
+                self._unsent[start] = mixed.statistics
             return
-        part, parts = self._columns_of(turn // self.sync_every, len(mean), len(steps))
-        if mixed is None:
-            sent = mean.new_zeros(4 * len(steps) + part.stop - part.start + 1)
-        else:
-            bad = self._to_tell.pop(columns.start, None)
-            statistics = mixed.statistics if bad is None else mixed.statistics + bad
-            own = [statistics.flatten(), mixed.mean[part], mixed.mean.new_ones(1)]
-            sent = rows * torch.cat([value.to(mean.dtype) for value in own])
+        part, parts = columns_in_turn(turn // every, len(averages.mean), len(averages.steps))
+        sent = self._packed(mixed, rows, averages, part, start)
         with ranks.explained():
-            asked = dist.all_reduce(sent, group=self.process_group, async_op=True)
+            work = dist.all_reduce(sent, group=gates.process_group, async_op=True)
+        weight = _weight_of(momentum, every, seen)
+        weight_of_means = _weight_of(momentum, every * parts, seen)
 
         def add() -> None:
             with ranks.explained():
-                asked.wait()
-            mean_row = sent / sent[-1]
-            found, means = mean_row[: 4 * len(steps)].view(4, -1), mean_row[4 * len(steps) : -1]
-            # elsewhere it would stall the step: scores() asks
-            if sent.device.type == "cpu" and not math.isfinite(found.sum().item()):
-                self._refuse_nonfinite(found, gates)
-            weight = self._weight_of(self.sync_every, seen)
-            torch._foreach_mul_(averages, kept * (1 - weight))
-            torch._foreach_add_(averages, found.unbind(), alpha=weight * seen)
-            weight = self._weight_of(self.sync_every * parts, seen)
-            mean[part].mul_(1 - weight).add_(means, alpha=weight * seen)
+                work.wait()
+            found, means = _unpacked(sent, len(averages.steps))
+            if not _is_finite(found):
+                refuse_nonfinite(found, block.gates, gates.known_fields())
+            torch._foreach_mul_(averages.per_gate, kept * (1 - weight))
+            torch._foreach_add_(averages.per_gate, found.unbind(), alpha=weight * seen)
+            own = averages.mean[part]
+            own.mul_(1 - weight_of_means).add_(means, alpha=weight_of_means * seen)
 
-        self._unheard[columns.start] = add
-        if not self.in_pass:
-            self._hear()
+        self._pending[start] = add
+        if not gates.context.running:
+            self.settle()
 
-    def _hear(self) -> None:
-        """Take over what all ranks have told of their last step; wait for it if need be."""
-        if self._unheard:  # else nothing that a compiler would have to stop at
-            self._take_over()
+    def _packed(
+        self, mixed: Mixed | None, rows: int, averages: Averages, part: slice, start: int
+    ) -> Tensor:
+        """Return this rank's sums over its rows: 4 G statistics, means of columns, the rows."""
+        if mixed is None:
+            return averages.mean.new_zeros(4 * len(averages.steps) + part.stop - part.start + 1)
+        statistics = mixed.statistics
+        if start in self._unsent:
+            statistics = statistics + self._unsent.pop(start)
+        own = [statistics.flatten(), mixed.mean[part], mixed.mean.new_ones(1)]
+        return rows * torch.cat([value.to(averages.mean.dtype) for value in own])
 
-    @torch.no_grad()
-    @_disable_dynamo
-    def _take_over(self) -> None:
-        while self._unheard:
-            self._unheard.popitem()[1]()
-
-    def measure_nothing(self, columns: slice | None = None) -> None:
-        """Take part in the other ranks' step without rows of one's own, see `Plugin.join`."""
-        if self.is_together:
-            columns = columns or slice(0, self.known_fields().dims)
-            self._own_seed()
-            self._measure_together(None, 0, columns, self.known_fields().gates_of(columns))
-
-    def _weight_of(self, steps: int, seen: float) -> float:
-        """What the last so many steps weigh in an average."""
-        return min(1.0, (1 - self.momentum**steps) / seen)
-
-    @staticmethod
-    def _columns_of(turn: int, columns: int, gates: int) -> tuple[slice, int]:
-        """Whose means are sent in this turn, all in the first, and how many turns it takes to send all."""
-        room = max(1, 4 * gates - 1)
-        parts = -(-columns // room)
-        start = turn % parts * room
-        return (slice(0, columns) if turn == 0 else slice(start, min(columns, start + room))), parts
-
-    @property
-    def is_together(self) -> bool:
-        """Whether other ranks train the same gates."""
-        return self.sync_every > 0 and ranks.count(self.process_group) > 1
-
-    @property
-    def is_sharded(self) -> bool:
-        """Whether FSDP2 (`fully_shard`) has charge of theta: a DTensor, in place of which a forward pass puts a whole one."""
-        return bool(vars(self).get("_is_fsdp_managed_module"))
-
-    @_disable_dynamo
-    def _own_seed(self) -> Tensor:
-        """The seed of this rank's permutations; before the first, all ranks take over what the first one has."""
-        if not self._turns:
-            self._meet()
-        wrapper = DistributedDataParallel._get_active_ddp_module()  # type: ignore[no-untyped-call]
-        if wrapper is not None and self.held_out:
-            raise AttachError(
-                "Within held_out() call the model itself, ddp.module: DDP waits for gradients of all its weights."
-            )
-        if wrapper is not None and wrapper._join_config.enable and not hasattr(wrapper, JOINED):
-            raise AttachError(
-                "Ranks that have no rows left take no part in the gates' steps. Use plugin.join(ddp), not ddp.join()."
-            )
-        return self.seed + wrapped(ranks.rank(self.process_group) * ODD)
-
-    def _meet(self) -> None:
-        names = zlib.crc32(json.dumps(self.arriving_fields().to_json()).encode())
-        told = ranks.broadcast(torch.tensor([names], device=self.theta.device), self.process_group)
-        differs = ranks.total((told != names).long(), self.process_group)
-        if int(differs):
-            raise FieldError(
-                f"{self.place} has other fields than on another rank: here {self.fields}. Attach to the same fields on all."
-            )
-        for name in ("seed", "steps", *AVERAGES, "mean"):
-            ranks.broadcast(getattr(self, name), self.process_group)
-
-    def _turn(self, columns: slice, gates: slice) -> int:
-        """How many steps this site has done; asked of the device once."""
-        turn = self._turns.get(columns.start)
-        turn = int(self.steps[gates].max()) if turn is None else turn
-        self._turns[columns.start] = turn + 1
+    def _next_turn(self, gates: "GateModule", block: Block) -> int:
+        """Return how many steps this site has taken before; the device is queried once."""
+        turn = self._turns.get(block.columns.start)
+        if turn is None:
+            turn = int(gates.steps[block.gates].max())
+        self._turns[block.columns.start] = turn + 1
         return turn
 
 
-def _nothing() -> None:
-    pass
+def columns_in_turn(turn: int, columns: int, gates: int) -> tuple[slice, int]:
+    """Return the columns whose means are sent in a turn, and how many turns all of them take.
+
+    Args:
+        turn: The number of earlier turns; the first sends the means of all columns.
+        columns: The number of columns.
+        gates: The number of gates: a message has room for one column less than four per gate.
+    """
+    room = max(1, 4 * gates - 1)
+    parts = -(-columns // room)
+    if turn == 0:
+        return slice(0, columns), parts
+    start = turn % parts * room
+    return slice(start, min(columns, start + room)), parts
 
 
 def wrapped(number: int) -> int:
-    """The same as an int64, which begins anew where it ends."""
+    """Return a whole number modulo 2 ** 64, as an int64."""
     return (number + (1 << 63)) % (1 << 64) - (1 << 63)
+
+
+def _unpacked(sent: Tensor, gates: int) -> tuple[Tensor, Tensor]:
+    """Return the mean over all ranks' rows: the statistics, (4, G), and some columns' means."""
+    mean_row = sent / sent[-1]
+    return mean_row[: 4 * gates].view(4, -1), mean_row[4 * gates : -1]
+
+
+def _is_finite(statistics: Tensor) -> bool:
+    """Return False if values are not finite; on a GPU it would stall the step: scores() checks."""
+    if statistics.device.type != "cpu" or torch.compiler.is_compiling():
+        return True
+    return math.isfinite(statistics.sum().item())
+
+
+def _weight_of(momentum: float, steps: int, seen: float) -> float:
+    """Return the weight of the last so many steps in an average."""
+    return min(1.0, (1 - momentum**steps) / seen)
+
+
+def _refuse_wrong_wrapper(gates: "GateModule") -> None:
+    wrapper: Any = DistributedDataParallel._get_active_ddp_module()  # type: ignore[no-untyped-call]
+    if wrapper is None:
+        return
+    if gates.context.held_out:
+        raise AttachError(
+            "Within held_out() call the model itself, ddp.module: "
+            "DDP waits for gradients of all its weights."
+        )
+    if wrapper._join_config.enable and not hasattr(wrapper, JOINED):
+        raise AttachError(
+            "Ranks that have no rows left take no part in the gates' steps. "
+            "Use plugin.join(ddp), not ddp.join()."
+        )
+
+
+def _agree(gates: "GateModule") -> None:
+    """Check that all ranks have the same fields, and take the first rank's seed and averages."""
+    own = zlib.crc32(json.dumps(gates.arriving_fields().to_json()).encode())
+    first = ranks.broadcast(torch.tensor([own], device=gates.theta.device), gates.process_group)
+    if int(ranks.total((first != own).long(), gates.process_group)):
+        raise FieldError(
+            f"{gates.context.place} has other fields than on another rank: here {gates.fields}. "
+            "Attach to the same fields on all."
+        )
+    for name in ("seed", "steps", *AVERAGES, "mean"):
+        ranks.broadcast(getattr(gates, name), gates.process_group)

@@ -38,6 +38,7 @@ from ..distributed.torchrec import (
     with_values,
 )
 from ..fields import Field, Fields
+from ..gates.context import Passed
 from ..gates.leap import LeAP
 from ..mix import join as side_by_side
 
@@ -139,9 +140,8 @@ class Site:
         if len(self.siblings) == 1:
             return self.gate_value(gates, value)
         state = _state(gates, value)
-        if self.at in gates.passed:  # this site is reached again, so a new pass has begun
-            gates.passed = {}
-        for at, (earlier, earlier_state, output) in gates.passed.items():
+        gates.context.restart_at(self.at)
+        for at, (earlier, earlier_state, output) in gates.context.passed():
             if same_tensor(earlier, value) and earlier_state == state:
                 self.columns = next(site.columns for site in self.siblings if site.at == at)
                 return output.reshape(value.shape) if earlier is not value else output
@@ -149,7 +149,7 @@ class Site:
             if (
                 self.columns is not None
                 and site.columns == self.columns
-                and site.at in gates.passed
+                and gates.context.reached(site.at)
             ):
                 raise AttachError(
                     f"{self.label} received the same tensor as at={site.at!r} before, but now another one. "
@@ -159,7 +159,7 @@ class Site:
         if self.columns is None:
             self.columns = self.find_columns(gates.arriving_fields(), value)
         output = self.gate_value(gates, value)
-        gates.passed = {**gates.passed, self.at: (value, state, output)}
+        gates.context.remember(self.at, Passed(value, state, output))
         return output
 
     def gate_value(self, gates: LeAP, value: Any) -> Any:
@@ -265,7 +265,7 @@ class Site:
         if gates.fields is None:
             self.learn_fields(gates, value)
         fields, values = gates.arriving_fields(), value.values()
-        if gates.held_out:  # tables that are optimized within the backward pass would learn, although asked for no gradient
+        if gates.context.held_out:  # tables that are optimized within the backward pass would learn, although asked for no gradient
             values = values.detach()
         if (*value.keys(), *value.length_per_key()) == (*fields.names, *fields.widths):
             return with_values(value, gates(values, self.columns).to(values.dtype))
@@ -384,18 +384,14 @@ class Whole:
         if self.example is None:
             self.example = few_rows((args, kwargs))
         if (gates := self._gates(model)) is not None:
-            gates._hear()
-            gates.in_pass = True
+            gates.wait_for_ranks()
+            gates.context.begin()
 
     def end(self, model: nn.Module, args: tuple[Any, ...], output: Any) -> None:
         """Drop the tensors of this pass."""
         gates = self._gates(model)
-        if gates is None:
-            return
-        if len(self.sites) > 1:
-            gates.passed = {}
-        if gates.in_pass:
-            gates.in_pass = False
+        if gates is not None:
+            gates.context.end()
 
     def _gates(self, model: nn.Module) -> LeAP | None:
         with suppress(AttachError):  # a layer that was replaced has taken the gates along

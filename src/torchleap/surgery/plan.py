@@ -214,7 +214,7 @@ class Surgery:
             try:
                 return run(self.model, example)
             except Exception:
-                self.gates.passed = {}  # of a pass that did not come to its end
+                self.gates.context.end()  # of a pass that did not come to its end
                 raise
 
     def expect(self) -> list[Case]:

@@ -17,10 +17,10 @@ from torch.nn.functional import softplus
 from torch.optim import Optimizer
 
 from .._common.checks import is_number, is_whole, refuse_settings
+from .._common.states import check_tensors
 from ..distributed import ranks
 from ..plugin import Plugin
 from .fit import Hook, Run
-from .states import check_tensors
 
 Kind = Literal["revived", "died"]
 BET = 0.8  # the signal to bet on; one of less than about half of it never adds up to an alarm
@@ -159,14 +159,14 @@ class Drift(Hook):
     def step(self) -> None:
         """Look at the batch that has just been learnt from, and make ready for the next."""
         self.steps += 1
-        if self._gates.probe is not None:
+        if self._gates.context.probe is not None:
             with torch.no_grad():
-                self._look(self._gain_on_all_ranks(self._gates.probe))
+                self._look(self._gain_on_all_ranks(self._gates.context.probe))
         self._arm()
 
     def stop(self) -> None:
         """No more probes."""
-        self._gates.probe = None
+        self._gates.context.stop_probe()
 
     def _arm(self) -> None:
         """Whether the next batch is a probe: a matter of seed and step, so that all ranks and a resumed run agree."""
@@ -174,9 +174,10 @@ class Drift(Hook):
         ready = (
             chosen and self._gates.fields is not None
         )  # else they are to come from the first batch
-        self._gates.probe = (
-            torch.zeros_like(self._gates.distance, requires_grad=True) if ready else None
-        )
+        if ready:
+            self._gates.context.start_probe(self._gates.distance)
+        else:
+            self._gates.context.stop_probe()
 
     def _gain_on_all_ranks(self, probe: Tensor) -> Tensor:
         """By how much the loss falls for a little more of each clean field, (G,): the one collective, of 4 bytes a gate."""
@@ -258,7 +259,7 @@ class Drift(Hook):
             self._gates.theta,
             ranks.own_part(chosen, like=self._gates.theta),
         )  # of gates that are sharded
-        ranks.own_part(theta).masked_fill_(own, self._gates.init)
+        ranks.own_part(theta).masked_fill_(own, self._gates.settings.init)
         state = {} if self._optimizer is None else self._optimizer.state[theta]
         for value in state.values():
             if isinstance(value, Tensor) and value.shape == theta.shape:

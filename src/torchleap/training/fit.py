@@ -13,12 +13,13 @@ from torch import Tensor, nn
 from .._common.errors import WriteError
 from .._common.files import replace_file
 from .._common.sealed import load_sealed, save_sealed
+from .._common.states import check_tensors
 from .._common.text import first_line
 from ..data.task import Batch, Rows, Task
 from ..distributed import ranks
 from ..objectives import auc, gauc, log_loss
 from .loop import Hook, Loop, Metric, Run, Training, TrainingError, go_on_by_chance, optimizers_for
-from .states import UNFIT, check_tensors, restore_run
+from .states import UNFIT, restore_run
 
 __all__ = [
     "Hook",

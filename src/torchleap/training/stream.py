@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from .._common.errors import MetricError
+from .._common.states import check_tensors, expect
 from .._common.text import first_line
 from ..distributed import ranks
 from ..objectives import auc, log_loss
@@ -19,12 +20,11 @@ from ..plugin import Plugin
 from .checkpoints import Checkpoints
 from .loop import Hook, Loop, Loss, Run, Training, TrainingError, go_on_by_chance, of_log_odds
 from .pace import STEPS
-from .states import UNFIT, check_tensors, expect, restore_optimizer, restore_run
+from .states import UNFIT, restore_run
 
 WINDOW = 1000  # steps between two looks
 PREDICTED = 10  # every so many batches are predicted before they are learnt from
 REMEMBERED = 1000  # looks
-WAY = 1.6  # of theta from its start to a closed gate, 0.05
 
 
 def stream(
@@ -72,41 +72,38 @@ def stream(
 
 
 class LearnGates(Hook):
-    """Gates that learn from the model's own batches, of which every row is new: those of a stream.
-
-    The pressure rises from 0 until useless gates would have closed, so that the model has learnt what a field is for.
+    """Train the gates on the model's own batches, for a stream in which every row is new.
 
     Args:
-        strength, lr: As in `GateOptimizer`.
+        plugin: The plug-in of the attached model.
+        strength: The pressure at its full size, see `GateOptimizer`.
+        lr: The learning rate of the gates.
     """
 
     def __init__(self, plugin: Plugin, *, strength: float = 0.4, lr: float = 1e-3) -> None:
         self.plugin = plugin
-        self.strength = strength
-        self.optimizer = plugin.optimizer(strength=strength, lr=lr)
-        self.rise = WAY / (lr * max(strength, 0.1))
+        self.trainer = plugin.trainer(strength=strength, lr=lr)
+        self.optimizer = self.trainer.optimizer  # for `Drift`, which resets a gate in it
 
     def own_parameters(self) -> list[nn.Parameter]:
-        """The gates."""
+        """Return the parameter of the gates."""
         return [self.plugin.gates.theta]
 
     def after_step(self, run: Run) -> None:
         """Move the gates."""
-        self.optimizer.param_groups[0]["strength"] = self.strength * min(1.0, run.step / self.rise)
-        self.optimizer.step()
-        self.optimizer.zero_grad()
+        self.trainer.step()
 
     def after_eval(self, run: Run, record: dict[str, float]) -> None:
-        """Remember the gates."""
+        """Add the gates to the record."""
         record.update({f"gate_{name}": score for name, score in self.plugin.scores().items()})
 
     def state_dict(self) -> dict[str, Any]:
-        """The optimizer of the gates."""
-        return {"optimizer": self.optimizer.state_dict()}
+        """Return the state of the gates' trainer."""
+        return self.trainer.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on."""
-        restore_optimizer(self.optimizer, state["optimizer"])
+        """Restore the gates' trainer."""
+        self.trainer.load_state_dict(state)
 
 
 class _Stream(Loop):

@@ -55,7 +55,7 @@ class Examples:
             try:
                 return runs(model, call)
             except Exception:
-                gates.passed = {}  # of a pass that did not come to its end
+                gates.context.end()  # of a pass that did not come to its end
                 return None
 
         def accepts(call: Call) -> bool:

@@ -76,7 +76,7 @@ class Trace:
 def affine(gates: LeAP, kept: Tensor) -> tuple[Tensor, Tensor]:
     """What eval() does to each column, scale * x + shift: a kept one is mixed with its mean, a dropped one is its mean, (D,)."""
     with torch.no_grad():
-        gate = torch.where(gates.steps > gates.warmup, gates.gate(), torch.ones_like(gates.theta))
+        gate = gates.gate_in_eval()
         scale = torch.where(kept.to(gate.device), gate[gates.column_gate], 0)
         return scale, (1 - scale) * gates.means()
 
