@@ -49,7 +49,7 @@ from torch.nn.parallel import DistributedDataParallel
 import torchleap as tl
 from torchleap.mix import Mixed, choose
 from torchleap.training.checkpoints import Checkpoints
-from torchleap.training.loop import Hook, Run, Training
+from torchleap.training.fit import Hook, Run, Training
 from torchleap.training.stream import LearnGates, stream
 
 SECTIONS = ("step", "bytes", "collective", "checkpoint", "paper")

@@ -37,7 +37,7 @@ LARGEST_BATCH = 1000  # metrics that MLflow takes at once
 class Watcher(Hook):
     """What watches, and tells; of several ranks only the first does."""
 
-    first_rank_alone = True
+    first_rank_only = True
 
 
 class Display(Watcher):

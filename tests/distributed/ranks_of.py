@@ -18,7 +18,7 @@ import torch
 
 WAIT = 20.0  # seconds that a rank waits for the others
 ROOT = Path(__file__).parents[2]
-TESTS = ("gates", "lost", "scale", "sharded", "streaming", "train")
+TESTS = ("fit", "gates", "lost", "scale", "sharded", "stream")
 SERVER = get_context("forkserver")
 SERVER.set_forkserver_preload([f"{__package__}.test_{name}" for name in TESTS])
 

@@ -338,7 +338,7 @@ def test_a_full_disk_leaves_the_checkpoints_before(tmp_path: Path, how: str) -> 
 class Reads(Hook):
     """Has a state and is the first rank's alone; it reads rows of the table that its rank does not learn from."""
 
-    first_rank_alone = True
+    first_rank_only = True
 
     def after_step(self, run: Run) -> None:
         if run.step % 7 == 0:

@@ -1,6 +1,7 @@
 """The optimizer comes along, and fine-tuning keeps the best weights."""
 
 import copy
+from dataclasses import replace
 
 import pytest
 import torch
@@ -8,6 +9,11 @@ from torch import nn
 
 import torchleap as tl
 from tests.architectures import NAMES, attached
+from torchleap.training.finetune import fit_pruned
+from torchleap.training.fit import Hook, Training, evaluate, fit
+from torchleap.training.lazy_adam import LazyAdam
+
+from .test_fit import KINDS, clicks
 
 OPTIMIZERS = {
     "Adam": lambda groups: torch.optim.Adam(groups, lr=1e-2, amsgrad=True),
@@ -213,3 +219,106 @@ def test_bad_settings_metrics_and_losses_are_refused():
             validate=lambda model: 0.0,
         )
     assert float(model.count) == 0
+
+
+# On a task
+
+SHORT = Training(batch=256, epochs=2, lr=1e-2)
+
+
+@pytest.fixture(scope="module")
+def task():
+    return tl.data.read(clicks(), label="click", split="order", columns=KINDS)
+
+
+def pruned_from(task, **settings):
+    """A trained model with gates, its run, and the model without the useless field."""
+    torch.manual_seed(0)
+    model = tl.models.build(tl.models.benchmark("wide_deep"), task, **settings)
+    plugin = tl.attach(model, task.fields, at="net", seed=0)
+    run = fit(model, task, SHORT)
+    keep = tuple(name != "user" for name in task.fields.names)
+    selection = tl.Selection(task.fields, (1.0, 1.0, 1.0), keep)
+    example = next(iter(task.valid.batches(64))).inputs
+    return run, plugin.prune(selection, example=example)
+
+
+@pytest.mark.parametrize("sparse", [False, True])
+def test_the_optimizers_of_a_run_continue_with_the_pruned_model(task, sparse):
+    trained, pruned = pruned_from(task, sparse=sparse)
+    before = evaluate(pruned, task.valid)["auc"]
+    run = fit_pruned(pruned, task, replace(SHORT, lr=3e-3), trained=trained)
+    steps = trained.step + run.step
+    for optimizer in run.optimizers:
+        assert all(group["lr"] == 3e-3 for group in optimizer.param_groups)
+        assert {int(state["step"]) for state in optimizer.state.values()} <= {steps, run.step}
+    weight = pruned.get_parameter("net.deep.4.weight")
+    assert int(run.optimizers[0].state[weight]["step"]) == steps
+    held = {id(one) for optimizer in run.optimizers for one in parameters_of(optimizer)}
+    assert held == {id(parameter) for parameter in pruned.parameters()}
+    assert evaluate(pruned, task.valid)["auc"] == max(before, run.best_metric)
+
+
+def test_rows_of_a_table_keep_the_state_of_lazy_adam(task):
+    trained, pruned = pruned_from(task, sparse=True)
+    (lazy,) = [one for one in trained.optimizers if isinstance(one, LazyAdam)]
+    carried = tl.carry_over(lazy, trained.model, pruned)
+    (old,) = lazy.state.values()
+    (new,) = carried.state.values()
+    rows = tl.plan_of(pruned).origins["inputs.tables.4.weight"].index[0]
+    assert len(rows) < len(old["last"])
+    assert torch.equal(new["moments"], old["moments"][rows])
+    assert torch.equal(new["last"], old["last"][rows])
+    assert torch.equal(new["reach"], old["reach"])
+    assert (new["step"], new["base"]) == (old["step"], old["base"])
+
+
+def test_a_table_without_rows_left_has_no_optimizer(task):
+    torch.manual_seed(0)
+    model = tl.models.build(tl.models.benchmark("mlp"), task, sparse=True)
+    plugin = tl.attach(model, task.fields, at="net", seed=0)
+    trained = fit(model, task, SHORT)
+    keep = tuple(name == "price" for name in task.fields.names)
+    selection = tl.Selection(task.fields, (1.0, 1.0, 1.0), keep)
+    example = next(iter(task.valid.batches(64))).inputs
+    pruned = plugin.prune(selection, example=example)
+    run = fit_pruned(pruned, task, SHORT, trained=trained)
+    assert [type(optimizer) for optimizer in run.optimizers] == [torch.optim.Adam]
+
+
+@pytest.mark.parametrize("metric", ["auc", "log_loss"])
+def test_weights_from_before_are_kept_if_they_were_better(task, metric):
+    trained, pruned = pruned_from(task)
+    before = copy.deepcopy(pruned.state_dict())
+    far = Training(batch=256, steps=2, lr=30.0, metric=metric)
+    fit_pruned(pruned, task, far, trained=trained)
+    assert all(torch.equal(before[name], value) for name, value in pruned.state_dict().items())
+    assert not pruned.training
+
+
+def test_a_run_of_a_pruned_model_can_be_resumed(task, tmp_path):
+    class Break(Hook):
+        def after_step(self, run):
+            if run.step == 7:
+                raise KeyboardInterrupt
+
+    settings = replace(SHORT, checkpoint_steps=3)
+    trained, pruned = pruned_from(task, sparse=True)
+    undisturbed, resumed = copy.deepcopy(pruned), copy.deepcopy(pruned)
+    fit_pruned(undisturbed, task, settings, trained=trained)
+    with pytest.raises(KeyboardInterrupt):
+        fit_pruned(
+            pruned,
+            task,
+            settings,
+            trained=trained,
+            hooks=[Break()],
+            checkpoint=tmp_path / "fine.pt",
+        )
+    fit_pruned(resumed, task, settings, trained=trained, checkpoint=tmp_path / "fine.pt")
+    for name, value in undisturbed.state_dict().items():
+        assert torch.equal(value, resumed.state_dict()[name]), name
+
+
+def parameters_of(optimizer):
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]

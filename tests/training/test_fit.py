@@ -1,4 +1,4 @@
-"""The training loop: it learns, stops, resumes exactly, and says what went wrong."""
+"""The training loop: it learns, stops, resumes exactly, and reports what went wrong."""
 
 import json
 import os
@@ -15,7 +15,9 @@ import torch
 import torchleap as tl
 from torchleap import models
 from torchleap._common.sealed import save_sealed
-from torchleap.training.fit import Hook, Training, TrainingError, evaluate, fit, predict
+from torchleap.objectives import OBJECTIVES
+from torchleap.training.fit import Hook, Run, Training, TrainingError, evaluate, fit, predict
+from torchleap.training.step import Stepper
 
 KINDS = {"item": {"kind": "categorical", "width": 4}, "user": {"kind": "categorical", "width": 4}}
 
@@ -54,7 +56,7 @@ def test_it_learns_and_leaves_the_best_weights(task):
     assert best == run.best_metric > 0.8
     assert evaluate(model, task.valid)["auc"] == pytest.approx(best)
     assert not model.training
-    assert run.stopped == "auc did not get better in 2 looks"
+    assert run.stopped == "auc did not get better in 2 evaluations"
     assert run.step < run.steps
     assert {
         "step",
@@ -99,39 +101,24 @@ def test_other_settings_learn_too(task, settings):
     assert max(record["valid_auc"] for record in run.history) > 0.78
 
 
-def test_looks_may_come_more_often_than_once_an_epoch(task):
+def test_evaluations_may_come_more_often_than_once_per_epoch(task):
     run = fit(model_for(task), task, Training(batch=256, epochs=2, eval_every=5, patience=100))
     assert [record["step"] for record in run.history] == list(range(5, 27, 5))
     assert run.stopped == "all epochs are done"
 
 
+@pytest.mark.parametrize("schedule", ["constant", "linear", "cosine"])
+def test_every_schedule_trains_all_steps(task, schedule):
+    run = fit(model_for(task), task, Training(batch=800, epochs=2, schedule=schedule, warmup=3))
+    assert run.step == 8
+
+
 def test_the_learning_rate_follows_its_schedule(task):
-    rates = []
-
-    class Watch(Hook):
-        def after_step(self, run):
-            rates.append(run.step)
-
-    for schedule in ("constant", "linear", "cosine"):
-        run = fit(
-            model_for(task),
-            task,
-            Training(batch=800, epochs=2, schedule=schedule, warmup=3),
-            hooks=[Watch()],
-        )
-        assert run.step == 8
-    from torchleap.training.fit import _Loop
-
-    loop = _Loop(
-        model_for(task),
-        task,
-        Training(batch=800, epochs=25, schedule="cosine", warmup=10),
-        [],
-        None,
-    )
-    assert [loop.stepper._share_of_rate(step) for step in (0, 4, 9)] == [0.1, 0.5, 1.0]
-    assert loop.stepper._share_of_rate(55) == pytest.approx(0.5)
-    assert loop.stepper._share_of_rate(100) == pytest.approx(0)
+    training = Training(batch=800, epochs=25, schedule="cosine", warmup=10)
+    stepper = Stepper(Run(model_for(task), task, training), [], loss=OBJECTIVES["binary"].loss)
+    assert [stepper._rate_factor(step) for step in (0, 4, 9)] == [0.1, 0.5, 1.0]
+    assert stepper._rate_factor(55) == pytest.approx(0.5)
+    assert stepper._rate_factor(100) == pytest.approx(0)
 
 
 def test_a_time_limit_ends_with_the_best_so_far(task):
@@ -141,10 +128,12 @@ def test_a_time_limit_ends_with_the_best_so_far(task):
     assert run.seconds < 10
 
 
-def test_hooks_add_to_the_loss_and_see_every_step_and_look(task):
+def test_hooks_add_to_the_loss_and_see_every_step_and_evaluation(task):
     class Shrink(Hook):
         def __init__(self, model):
-            self.model, self.steps, self.looks = model, 0, []
+            self.model = model
+            self.steps = 0
+            self.evaluations = []
 
         def penalty(self, loss):
             return 10 * self.model.inputs.tables["4"].weight.square().sum()
@@ -154,13 +143,13 @@ def test_hooks_add_to_the_loss_and_see_every_step_and_look(task):
 
         def after_eval(self, run, record):
             record["own"] = 7.0
-            self.looks.append(record["step"])
+            self.evaluations.append(record["step"])
 
     model = model_for(task)
     hook = Shrink(model)
     run = fit(model, task, Training(batch=800, epochs=5, patience=10, lr=1e-2), hooks=[hook])
     assert hook.steps == run.step == 20
-    assert hook.looks == [4, 8, 12, 16, 20]
+    assert hook.evaluations == [4, 8, 12, 16, 20]
     assert run.history[-1]["own"] == 7.0
     assert model.inputs.tables["4"].weight.abs().max() < 0.02
 
@@ -174,14 +163,14 @@ def test_gates_train_with_the_model(task):
             return plugin.penalty()
 
         def after_eval(self, run, record):
-            self.scores = plugin.scores()  # at the end, not at the best look
+            self.scores = plugin.scores()  # at the end, not at the best evaluation
 
     hook = Gates()
     fit(model, task, Training(batch=64, epochs=20, patience=20, lr=1e-2), hooks=[hook])
     assert hook.scores["user"] < 0.5 < min(hook.scores["item"], hook.scores["price"])
 
 
-def test_a_killed_run_goes_on_to_the_same_weights(task, tmp_path):
+def test_a_killed_run_resumes_to_the_same_weights(task, tmp_path):
     clicks().write_parquet(tmp_path / "clicks.parquet")
     script = tmp_path / "train.py"
     script.write_text(
@@ -209,8 +198,8 @@ def test_a_killed_run_goes_on_to_the_same_weights(task, tmp_path):
         ]
         return subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE)
 
-    whole = start("whole")
-    assert whole.wait(120) == 0
+    complete = start("complete")
+    assert complete.wait(120) == 0
     for delay in (0.05, 0.11):  # after the first checkpoint, at any moment
         killed = start("killed")
         killed.stdout.readline()
@@ -224,7 +213,7 @@ def test_a_killed_run_goes_on_to_the_same_weights(task, tmp_path):
     resumed = start("killed")
     assert resumed.wait(120) == 0
     expected, found = (
-        torch.load(tmp_path / f"{name}.pt", weights_only=True) for name in ("whole", "killed")
+        torch.load(tmp_path / f"{name}.pt", weights_only=True) for name in ("complete", "killed")
     )
     assert expected["steps"] == found["steps"]
     assert all(
@@ -260,13 +249,23 @@ def test_a_checkpoint_of_another_run_is_refused(task, tmp_path):
     path.write_bytes(path.read_bytes()[:100])
     with pytest.raises(TrainingError, match="is not a complete checkpoint"):
         fit(model_for(task), task, settings, checkpoint=path)
-    path.write_bytes(b"")
-    save_sealed({"format": 99}, path)
-    with pytest.raises(TrainingError, match="it has another format than 3"):
-        fit(model_for(task), task, settings, checkpoint=path)
 
 
-def test_a_loss_that_is_no_number_is_told_with_step_rate_and_fields(task):
+@pytest.mark.parametrize("older", [{"format": 3}, {"format": 99}, {}, [1, 2]])
+def test_a_checkpoint_of_another_format_is_refused_in_one_sentence(task, tmp_path, older):
+    path = tmp_path / "run.ckpt"
+    save_sealed(older, path)
+    found = older.get("format") if isinstance(older, dict) else None
+    expected = (
+        f"{path} is a checkpoint of format {found}, but this version of torchleap reads format 4. "
+        "Remove it to start again."
+    )
+    with pytest.raises(TrainingError) as problem:
+        fit(model_for(task), task, FAST, checkpoint=path)
+    assert str(problem.value) == expected
+
+
+def test_a_loss_that_is_not_finite_is_reported_with_step_rate_and_fields(task):
     model = model_for(task)
     with torch.no_grad():
         model.inputs.tables["4"].weight[: task.columns[0].categories] = float("nan")
@@ -319,8 +318,8 @@ def test_ctrl_c_saves_before_it_stops(task, tmp_path):
                 os.kill(os.getpid(), signal.SIGINT)
 
     before = signal.getsignal(signal.SIGINT)
-    whole = model_for(task)
-    fit(whole, task, FAST)
+    undisturbed = model_for(task)
+    fit(undisturbed, task, FAST)
     with pytest.raises(KeyboardInterrupt):
         fit(model_for(task), task, FAST, hooks=[Interrupt()], checkpoint=tmp_path / "run.pt")
     assert signal.getsignal(signal.SIGINT) is before
@@ -328,5 +327,5 @@ def test_ctrl_c_saves_before_it_stops(task, tmp_path):
     again = model_for(task, seed=9)
     fit(again, task, FAST, checkpoint=tmp_path / "run.pt")
     assert all(
-        torch.equal(a, b) for a, b in zip(whole.parameters(), again.parameters(), strict=True)
+        torch.equal(a, b) for a, b in zip(undisturbed.parameters(), again.parameters(), strict=True)
     )

@@ -114,7 +114,7 @@ class GateSteps(Hook):
         self.valid = without_end(self.batches)
         self.scores: Scores = {}
 
-    def own_parameters(self) -> list[nn.Parameter]:
+    def trained_parameters(self) -> list[nn.Parameter]:
         """Return the parameter of the gates."""
         return [self.trainer.gates.theta]
 

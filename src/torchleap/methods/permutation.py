@@ -9,13 +9,12 @@ from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits
 from torch.nn.utils.fusion import fuse_linear_bn_eval
 
-from .._common.checks import refuse_settings
+from .._common.checks import one_of, refuse_settings
 from .._common.errors import TorchleapError
 from ..data.task import IN_MEMORY, Rows, Task
 from ..models import FieldInputs, Ranker
 from ..models.backbones import Sum
-from ..objectives import auc, auc_of_classes, gauc
-from ..training.fit import Metric
+from ..objectives import METRICS, auc, auc_of_classes, gauc
 from .base import Method, Scores, Search
 
 # What is kept for all rows at once: their first layer, and their input where a part of the network needs all of it. A million
@@ -46,12 +45,14 @@ class Permutation(Method):
     asks_trained: ClassVar[bool] = True
     repeats: int = 3
     share: float = 1.0
-    metric: Metric = "auc"
+    metric: str = "auc"
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        unknown = one_of(self.metric, tuple(METRICS))
         refuse_settings(
             {
+                f"metric {unknown}": not unknown,
                 f"repeats must be at least 1, but is {self.repeats!r}": self.repeats >= 1,
                 f"share must be above 0 and at most 1, but is {self.share!r}": 0 < self.share <= 1,
             }

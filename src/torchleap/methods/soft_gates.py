@@ -207,7 +207,7 @@ class GateHook(Hook):
         self.optimizer: Optimizer = Adam(parameters, lr=search.training.lr if lr is None else lr)
         self.scores: Scores = {}
 
-    def own_parameters(self) -> list[nn.Parameter]:
+    def trained_parameters(self) -> list[nn.Parameter]:
         """The gates."""
         return self.parameters
 
@@ -248,7 +248,7 @@ class HeldOutSteps(GateHook):
         wait: Steps of the model before the first one of the gates.
     """
 
-    always_uses_own = False
+    parameters_always_used = False
 
     def __init__(
         self,

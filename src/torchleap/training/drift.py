@@ -20,7 +20,7 @@ from .._common.checks import is_number, is_whole, refuse_settings
 from .._common.states import check_tensors
 from ..distributed import ranks
 from ..plugin import Plugin
-from .fit import Hook, Run
+from .hook import Hook, Run
 
 Kind = Literal["revived", "died"]
 BET = 0.8  # the signal to bet on; one of less than about half of it never adds up to an alarm

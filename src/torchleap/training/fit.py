@@ -1,4 +1,7 @@
-"""fit: training on a task, epoch by epoch, until nothing gets better. For a stream without an end see `streaming`."""
+"""fit: train on a task, epoch by epoch, until its metric no longer rises.
+
+For rows without an end see `stream`.
+"""
 
 import os
 from collections.abc import Sequence
@@ -9,21 +12,23 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from .._common.errors import WriteError
 from .._common.files import replace_file
 from .._common.sealed import load_sealed, save_sealed
-from .._common.states import check_tensors
 from .._common.text import first_line
-from ..data.task import Batch, Rows, Task
+from ..data.task import Batch, Task
 from ..distributed import ranks
-from ..objectives import auc, gauc, log_loss
-from .loop import Hook, Loop, Metric, Run, Training, TrainingError, go_on_by_chance, optimizers_for
-from .states import UNFIT, restore_run
+from .evaluate import evaluate, large_batch, objective_of, predict
+from .hook import Hook, Run
+from .loop import Loop, Signals
+from .settings import Training, TrainingError
+from .states import check_format, differences, restore_rng, restoring
+from .step import optimizers_for
 
 __all__ = [
     "Hook",
-    "Metric",
     "Run",
     "Training",
     "TrainingError",
@@ -32,12 +37,10 @@ __all__ = [
     "large_batch",
     "optimizers_for",
     "predict",
-]  # fmt: skip
+]
 
-FORMAT = 3
-STANDING = ("step", "history", "best", "best_metric", "evals_since_best", "seconds", "stopped")
-LARGE_BATCH = 1 << 15  # rows at once where nothing is learnt, at most
-LARGE_INPUT = 1 << 28  # bytes of their input, about: a model holds several tensors of that size
+AGAIN = "Remove it to start again."
+SUSPECTS = 5  # fields that a message names, at most
 
 
 def fit(
@@ -46,88 +49,52 @@ def fit(
     training: Training | None = None,
     *,
     hooks: Sequence[Hook] = (),
+    optimizers: Sequence[Optimizer] | None = None,
     checkpoint: str | os.PathLike[str] | None = None,
     keep_checkpoint: bool = False,
 ) -> Run:
-    """Train until the metric on the validation rows no longer rises, and leave the model with its best weights.
+    """Train until the metric on the validation rows no longer rises, and keep the best weights.
 
-    The same seed on the same machine gives the same weights, also after a resume. On several ranks (`torchrun`) each trains on
-    its share of every batch, and all end with the same weights; the first one writes the checkpoint, from which another number
-    of ranks can go on as well.
+    The same seed on the same machine gives the same weights, also after a resume. On several ranks
+    (`torchrun`) each trains on its part of every batch, and all end with the same weights; the
+    first one writes the checkpoint, which another number of ranks can resume as well.
 
     Args:
-        model: As in `torchleap.models`, (ids, numbers) -> log odds; it may have gates.
-        checkpoint: A file to save the run to and, if it is there, to go on from; it is removed at the end. Ctrl-C saves it first.
-            All ranks have to reach it.
-        keep_checkpoint: Leave it instead: the same call then finds the run finished, and only loads what it found.
+        model: A model of (ids, numbers), as in `torchleap.models`; it may have gates. It is trained
+            in place and left in eval mode.
+        task: The task.
+        training: The settings; None is `Training()`.
+        hooks: The parts that methods and callbacks add, called in this order.
+        optimizers: The optimizers of the model; None is Adam, see `optimizers_for`.
+        checkpoint: A file that the run is saved to and, if it exists, resumed from; it is removed
+            at the end. Ctrl-C saves it first. All ranks have to reach it. None saves nothing.
+        keep_checkpoint: Whether the file stays: the same call then only loads the finished run.
     """
     training = training or Training()
     if len(task.train) < training.batch:
         raise TrainingError(
-            f"Expected at least one batch of {training.batch:,} train rows, but found {len(task.train):,} rows. Lower batch=."
+            f"Expected at least one batch of {training.batch:,} train rows, "
+            f"but found {len(task.train):,} rows. Lower batch=."
         )
-    path = None if checkpoint is None else Path(checkpoint)
-    with ranks.explained(
-        "Start the job again"
-        + (f": it goes on from {path}." if path else " with checkpoint= to lose less.")
-    ):
-        run = _Loop(model, task, training, hooks, path).run_to_its_end()
+    path = None
+    cure = " with checkpoint= to lose less."
+    if checkpoint is not None:
+        path = Path(checkpoint)
+        cure = f": it resumes from {path}."
+    with ranks.explained(f"Start the job again{cure}"):
+        run = _Loop(model, task, training, hooks, optimizers, path).train()
         model.load_state_dict(run.best)
         model.eval()
-        ranks.barrier()  # no rank may still have to read the checkpoint
+        ranks.barrier()  # a rank may still have to read the checkpoint
     if path is not None and not keep_checkpoint and ranks.is_first():
         path.unlink(missing_ok=True)
     return run
 
 
-def large_batch(task: Task) -> int:
-    """Rows at once where nothing is learnt."""
-    return min(LARGE_BATCH, max(1, LARGE_INPUT // (4 * task.fields.dims)))
-
-
-@torch.no_grad()
-def predict(model: nn.Module, rows: Rows, *, share: tuple[int, int] = (0, 1)) -> Tensor:
-    """The log odds of all rows, in their order; the model is in eval mode for it.
-
-    Args:
-        share: Which of how many neighbouring shares of the rows, such as (rank, ranks).
-    """
-    was_training = model.training
-    model.eval()
-    number, count = share
-    start, stop = (len(rows) * place // count for place in (number, number + 1))
-    try:
-        found = [
-            model(*batch.inputs).float()
-            for batch in rows.between(start, stop, large_batch(rows.task))
-        ]
-    finally:
-        model.train(was_training)
-    return torch.cat(found) if found else torch.zeros(0)
-
-
-def evaluate(model: nn.Module, rows: Rows, *, together: bool = False) -> dict[str, float]:
-    """AUC and log loss on some rows, and GAUC where they have groups.
-
-    Args:
-        together: Each rank computes its share of the rows; all of them have to call this.
-    """
-    if together:
-        log_odds = torch.cat(
-            ranks.gathered(predict(model, rows, share=(ranks.rank(), ranks.count())))
-        )
-    else:
-        log_odds = predict(model, rows)
-    label, group = rows.label, rows.group
-    found = {
-        "auc": auc(label, log_odds),
-        "log_loss": log_loss(label, torch.sigmoid(log_odds.double())),
-    }
-    return found if group is None else {**found, "gauc": gauc(label, log_odds, group)}
-
-
 class _Loop(Loop):
     """One run of `fit`."""
+
+    saved = ("step", "history", "best", "best_metric", "evals_since_best", "seconds", "stopped")
 
     def __init__(
         self,
@@ -135,211 +102,194 @@ class _Loop(Loop):
         task: Task,
         training: Training,
         hooks: Sequence[Hook],
+        optimizers: Sequence[Optimizer] | None,
         path: Path | None,
     ) -> None:
-        super().__init__(Run(model, task, training), hooks, saves=path is not None)
+        objective = objective_of(task)
+        super().__init__(
+            Run(model, task, training),
+            hooks,
+            loss=objective.loss,
+            optimizers=optimizers,
+            saves=path is not None,
+        )
         self.task = task
         self.path = path
+        self.metric = objective.metric(training.metric)
+        if self.metric.needs_group and task.valid.group is None:
+            raise TrainingError(
+                f"metric={self.metric.name!r} needs groups. Read the data with group=."
+            )
         self.batches = task.train.batches(
             training.batch, shuffle=True, seed=training.seed, together=True
         )
         if not len(self.batches):
             raise TrainingError(
-                f"Expected rows for each of {ranks.count()} ranks, but {len(task.train):,} train rows leave one without. "
-                "Start fewer ranks, or hold the rows in memory."
+                f"Expected rows for each of {ranks.count()} ranks, but {len(task.train):,} train "
+                "rows leave one without. Start fewer ranks, or hold the rows in memory."
             )
-        if path is not None and not path.parent.is_dir():
-            raise TrainingError(
-                f"Expected a folder for the checkpoint {path}, but there is no {path.parent}. Make it first."
-            )
-        if path is not None and ranks.from_first(path.exists()):
-            if not path.exists():
-                raise TrainingError(
-                    f"The first rank has the checkpoint {path}, but rank {ranks.rank()} cannot reach it. Give another path."
-                )
-            self._resume(path)
+        if path is not None:
+            self._resume_if_saved(path)
 
     def _train(self) -> None:
-        run, training, stop = self.run, self.run.training, False
+        run = self.run
+        signals = Signals()
         while not run.stopped:
             for batch in self.batches:
-                stop = late = due = False
-                if (
-                    len(batch) > 1
-                ):  # a single row, at the end of an epoch, can be neither shuffled nor normalised
-                    stop, late, due = self.learn(
-                        batch.inputs, batch.label, partial(self._suspects, batch)
-                    )
-                end_of_epoch = self.batches.position == len(self.batches)
-                last = run.step == run.steps and training.steps is not None
-                if last or (
-                    run.step % training.eval_every == 0 if training.eval_every else end_of_epoch
-                ):
-                    self._look()
-                if last:
-                    run.stopped = run.stopped or "all steps are done"
-                if late and not run.stopped:
-                    run.stopped = f"the time limit of {training.time_limit:g} seconds"
+                signals = self._train_batch(batch)
                 if run.stopped:
                     break
-                if self.path is not None and (due or stop):
-                    self._save(self.path)
-                if stop:
+                if signals.checkpoint_due or signals.interrupted:
+                    self._save()
+                if signals.interrupted:
                     raise KeyboardInterrupt
-            if not run.stopped and self.batches.epoch >= training.epochs:
+            if not run.stopped and self.batches.epoch >= run.training.epochs:
                 run.stopped = "all epochs are done"
         if not run.best:
-            self._look()
-        self.stop_the_clock()
-        if self.path is not None:
-            self._save(self.path)
-        if stop or (self.interrupted and ranks.count() == 1):
-            raise KeyboardInterrupt
+            self._evaluate()
+        self.stop_clock()
+        self._save()
+        self.raise_if_interrupted(signals)
 
-    def _look(self) -> None:
-        run, stepper = self.run, self.stepper
-        stepper.settle()
-        found = evaluate(run.model, self.task.valid, together=True)
-        if run.training.metric not in found:
-            raise TrainingError("metric='gauc' needs groups. Read the data with group=.")
-        score = (
-            -found["log_loss"] if run.training.metric == "log_loss" else found[run.training.metric]
-        )
-        self.tell(found)
+    def _train_batch(self, batch: Batch) -> Signals:
+        """Train on a batch, evaluate if it is time to, and note whether the run has to stop."""
+        run = self.run
+        signals = Signals()
+        if len(batch) > 1:  # a single row at the end of an epoch can neither be permuted nor normed
+            explain = partial(self._suspects, batch)
+            signals = self.train_step(batch.inputs, batch.label, explain)
+        last = run.training.steps is not None and run.step == run.steps
+        if last or self._evaluation_is_due():
+            self._evaluate()
+        if run.stopped:
+            return signals
+        if last:
+            run.stopped = "all steps are done"
+        elif signals.late:
+            run.stopped = self.time_limit_text()
+        return signals
+
+    def _evaluation_is_due(self) -> bool:
+        every = self.run.training.eval_every
+        if every is None:
+            return self.batches.position == len(self.batches)
+        return self.run.step % every == 0
+
+    def _evaluate(self) -> None:
+        """Evaluate the model, keep its weights if they are the best, and stop without patience."""
+        run = self.run
+        self.stepper.update_weights()
+        metrics = evaluate(run.model, self.task.valid, together=True)
+        self.add_record(metrics)
+        gain = self.metric.gain(metrics[self.metric.name])
         run.evals_since_best += 1
-        if score > run.best_metric or not run.best:
-            run.best_metric, run.evals_since_best = score, 0
-            run.best = {
-                name: tensor.detach().clone() for name, tensor in run.model.state_dict().items()
-            }
-        elif run.evals_since_best >= run.training.patience and all(
-            hook.settled(run) for hook in stepper.hooks
-        ):
-            run.stopped = (
-                f"{run.training.metric} did not get better in {run.training.patience} looks"
-            )
+        if gain > run.best_metric or not run.best:
+            run.best_metric = gain
+            run.evals_since_best = 0
+            weights = run.model.state_dict()
+            run.best = {name: tensor.detach().clone() for name, tensor in weights.items()}
+            return
+        patience = run.training.patience
+        hooks = self.stepper.hooks
+        if run.evals_since_best >= patience and all(hook.settled(run) for hook in hooks):
+            run.stopped = f"{self.metric.name} did not get better in {patience} evaluations"
 
     def _suspects(self, batch: Batch) -> str:
+        """Return a sentence with the fields that may have made a loss that is not finite.
+
+        These are the fields with values that are not finite, or else those with the largest.
+        """
         inputs = getattr(self.run.model, "inputs", None)
-        suspects: list[str] = []
-        if isinstance(inputs, nn.Module):
-            with torch.no_grad():
-                side_by_side = inputs(*batch.inputs)
-            fields = self.task.fields
-            suspects = [
-                name
-                for name in fields.names
-                if not side_by_side[:, fields.columns(name)].isfinite().all()
-            ]
-            if not suspects:
-                sizes = {
-                    name: float(side_by_side[:, fields.columns(name)].abs().max())
-                    for name in fields.names
-                }
-                suspects = sorted(sizes, key=lambda name: -sizes[name])[:3]
-        return f"Suspicious fields: {', '.join(suspects[:5]) or 'none'}."
+        if not isinstance(inputs, nn.Module):
+            return "Suspicious fields: none."
+        fields = self.task.fields
+        with torch.no_grad():
+            all_fields = inputs(*batch.inputs)
+        largest = {}
+        for name in fields.names:
+            largest[name] = float(all_fields[:, fields.columns(name)].abs().max())
+        suspects = [name for name in fields.names if not largest[name] < float("inf")]
+        if not suspects:
+            suspects = sorted(largest, key=lambda name: -largest[name])[:3]
+        return f"Suspicious fields: {', '.join(suspects[:SUSPECTS])}."
 
     # Checkpoints
 
-    def _save(self, path: Path) -> None:
-        self.stepper.agree()
-        random = ranks.gathered(torch.get_rng_state())
+    def _save(self) -> None:
+        """Write a checkpoint, if there is to be one: the first rank for all."""
+        if self.path is None:
+            return
+        self.stepper.share_buffers()
+        rng = ranks.gathered(torch.get_rng_state())
         with ranks.first_before_others():
             if ranks.is_first():
-                self._write(path, random)
+                self._write(self.path, rng)
         self.pace.begin(self.run.step)
 
-    def _write(self, path: Path, random: list[Tensor]) -> None:
-        run = self.run
+    def _write(self, path: Path, rng: list[Tensor]) -> None:
+        """Write a checkpoint with the state of the random generator of each rank."""
         content = {
-            "format": FORMAT,
-            "training": asdict(run.training),
+            **self.state_dict(),
+            "training": asdict(self.run.training),
             "fields": list(self.task.fields.names),
-            "model": run.model.state_dict(),
-            **self.stepper.state_dict(),
             "batches": self.batches.state_dict(),
-            "random": random,
-            "run": {
-                "step": run.step,
-                "history": run.history,
-                "best": run.best,
-                "best_metric": run.best_metric,
-                "evals_since_best": run.evals_since_best,
-                "seconds": self.seconds(),
-                "stopped": run.stopped,
-            },
+            "random": rng,
         }
         try:
             with replace_file(path) as temporary:
                 save_sealed(content, temporary)
-        except (
-            OSError,
-            RuntimeError,
-        ) as error:  # PyTorch's writer hides a full disk in a RuntimeError
+        except (OSError, RuntimeError) as error:  # PyTorch's writer hides a full disk in the latter
             problem = str(error)
             if not isinstance(error, WriteError):
-                problem = f"{path} cannot be written: {first_line(error)}; make room or give another place."
-            kept = " The one before is complete." if path.exists() else ""
-            raise TrainingError(f"The checkpoint {problem}{kept} Then start again.") from error
+                cure = "make room or give another place"
+                problem = f"{path} cannot be written: {first_line(error)}; {cure}."
+            before = " The one before is complete." if path.exists() else ""
+            raise TrainingError(f"The checkpoint {problem}{before} Then start again.") from error
+
+    def _resume_if_saved(self, path: Path) -> None:
+        if not path.parent.is_dir():
+            raise TrainingError(
+                f"Expected a folder for the checkpoint {path}, but there is no {path.parent}. "
+                "Make it first."
+            )
+        if not ranks.from_first(path.exists()):
+            return
+        if not path.exists():
+            raise TrainingError(
+                f"The first rank has the checkpoint {path}, but rank {ranks.rank()} cannot reach "
+                "it. Give another path."
+            )
+        self._resume(path)
 
     def _resume(self, path: Path) -> None:
+        """Restore a checkpoint of this run; any other is refused."""
         try:
             content = load_sealed(path)
         except Exception as error:
-            reason = first_line(error)
             raise TrainingError(
-                f"{path} is not a complete checkpoint of this version ({reason}). Remove it to start again."
+                f"{path} is not a complete checkpoint of this version ({first_line(error)}). "
+                f"{AGAIN}"
             ) from error
-        try:
+        check_format(content, path, AGAIN)
+        with restoring(path, AGAIN):
             self._check(path, content)
-            self._restore(content)
-        except TrainingError:
-            raise
-        except UNFIT as error:
-            ranks.raise_if_lost(error)
-            raise TrainingError(
-                f"{path} cannot be resumed: {first_line(error)}. Remove it to start again."
-            ) from error
+            self.load_state_dict(content)
+            self.batches.load_state_dict(content["batches"])
+            rng = content["random"]
+            own = rng[ranks.rank()] if len(rng) == ranks.count() else None
+            restore_rng(own, self.run.training.seed, self.run.step)
 
-    def _restore(self, content: dict[str, Any]) -> None:
-        """Set all that a checkpoint holds, each part only if it fits."""
-        own = self.run.model.state_dict()
-        check_tensors(content["model"], own, "the model")
-        if content["run"]["best"]:
-            check_tensors(content["run"]["best"], own, "the best model")
-        self.run.model.load_state_dict(content["model"])
-        self.stepper.load_state_dict(content)
-        self.batches.load_state_dict(content["batches"])
-        random = content["random"]
-        state = random[ranks.rank()] if len(random) == ranks.count() else None
-        restore_run(self.run, content["run"], STANDING)
-        go_on_by_chance(state, self.run.training.seed, self.run.step)
-
-    def _check(self, path: Path, content: Any) -> None:
-        run = self.run
+    def _check(self, path: Path, content: dict[str, Any]) -> None:
+        """Raise a TrainingError if a checkpoint is of other fields, weights, hooks or settings."""
         problems = []
-        if not isinstance(content, dict) or content.get("format") != FORMAT:
-            problems.append(f"it has another format than {FORMAT}")
-        else:
-            ours = {name: tuple(tensor.shape) for name, tensor in run.model.state_dict().items()}
-            theirs = {name: tuple(tensor.shape) for name, tensor in content["model"].items()}
-            if content["fields"] != list(self.task.fields.names):
-                problems.append("it has other fields")
-            if ours != theirs:
-                problems.append("its model has other weights")
-            if len(content["hooks"]) != len(self.stepper.hooks_with_state()):
-                problems.append("it has other hooks")
-            settings = asdict(run.training)
-            other = {
-                name: value
-                for name, value in content["training"].items()
-                if value != settings.get(name)
-            }
-            problems += [
-                f"its {name} is {value!r}, not {settings.get(name)!r}"
-                for name, value in other.items()
-            ]
+        if content["fields"] != list(self.task.fields.names):
+            problems.append("it has other fields")
+        problems += differences(content, self.run.model, len(self.stepper.stateful_hooks()))
+        settings = asdict(self.run.training)
+        for name, value in content["training"].items():
+            if value != settings.get(name):
+                problems.append(f"its {name} is {value!r}, not {settings.get(name)!r}")
         if problems:
             raise TrainingError(
-                f"{path} is a checkpoint of another run: {'; '.join(problems[:3])}. Remove it to start again."
+                f"{path} is a checkpoint of another run: {'; '.join(problems[:3])}. {AGAIN}"
             )

@@ -1,9 +1,9 @@
-"""stream: training on rows that never end, each seen once; and gates that learn from them."""
+"""stream: train on rows that never end, each seen once; LearnGates: gates that train with them."""
 
 import math
 import os
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,19 +12,22 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from .._common.errors import MetricError
-from .._common.states import check_tensors, expect
-from .._common.text import first_line
+from .._common.states import expect
 from ..distributed import ranks
-from ..objectives import auc, log_loss
+from ..objectives import OBJECTIVES, Objective
 from ..plugin import Plugin
 from .checkpoints import Checkpoints
-from .loop import Hook, Loop, Loss, Run, Training, TrainingError, go_on_by_chance, of_log_odds
+from .hook import Hook, Run
+from .loop import Loop, Signals
 from .pace import STEPS
-from .states import UNFIT, restore_run
+from .settings import Training, TrainingError
+from .states import check_format, differences, restore_rng, restoring
+from .step import Loss
 
-WINDOW = 1000  # steps between two looks
-PREDICTED = 10  # every so many batches are predicted before they are learnt from
-REMEMBERED = 1000  # looks
+WINDOW = 1000  # steps between two evaluations
+PREDICT_EVERY = 10  # batches, of which one is predicted before it is trained on
+LONGEST_HISTORY = 1000  # evaluations
+Predicted = tuple[Tensor, Tensor]  # labels and raw outputs
 
 
 def stream(
@@ -34,39 +37,47 @@ def stream(
     *,
     hooks: Sequence[Hook] = (),
     optimizers: Sequence[Optimizer] | None = None,
-    loss: Loss = of_log_odds,
+    loss: Loss | None = None,
     checkpoint: str | os.PathLike[str] | None = None,
     background: bool = False,
     keep: int = 2,
 ) -> Run:
-    """Train on fresh batches, each once, until `training.steps`, the time limit or the end of the batches.
+    """Train on fresh batches, each once, until the last step, the time limit or their end.
 
-    Every `eval_every` steps (1,000 if it is None) a record of the window goes to `run.history` and to the hooks. Its AUC and log
-    loss are of every tenth batch, predicted before it was learnt from. On several ranks (`torchrun`) each brings its own batches;
-    a model that is not wrapped or sharded yet is wrapped in DDP.
+    Every `eval_every` steps (1,000 if it is None) a record of this window is added to `run.history`
+    and passed to the hooks. Its AUC and log loss are those of every tenth batch, predicted before
+    it was trained on. On several ranks (`torchrun`) each brings its own batches; a model that is
+    neither wrapped nor sharded yet is wrapped in DDP.
 
     >>> plugin = tl.attach(model, fields, at="deep")  # doctest: +SKIP
     >>> stream(model, loader, hooks=[LearnGates(plugin)], checkpoint="state")  # doctest: +SKIP
 
     Args:
-        batches: Of `(inputs, label)`, where a tuple of inputs is several arguments, or objects with these two attributes. With
-            `state_dict` and `load_state_dict`, as torchdata's StatefulDataLoader has them, a resume goes on with the next batch.
-        training: Its batch, epochs, patience and metric play no part.
-        optimizers: Of the model; None is Adam, see `optimizers_for`.
-        checkpoint: A folder that all ranks reach: the latest checkpoint there is gone on from, and new ones are saved there.
-        background: Write checkpoints while the training goes on. They begin earlier, so that a kill loses no more than without.
-        keep: How many checkpoints to keep.
+        model: The model, which is trained in place and left in eval mode.
+        batches: Batches of `(inputs, label)`, where a tuple of inputs is several arguments, or
+            objects with these two attributes. With `state_dict` and `load_state_dict`, as
+            torchdata's StatefulDataLoader has them, a resumed run continues with the next batch.
+        training: The settings, of which batch, epochs, patience and metric have no effect; None is
+            `Training()`.
+        hooks: The parts that methods and callbacks add, called in this order.
+        optimizers: The optimizers of the model; None is Adam, see `optimizers_for`.
+        loss: The loss of outputs and labels; None is the log loss of log odds. With another loss
+            there are no metrics.
+        checkpoint: A folder that all ranks reach: the latest checkpoint in it is resumed, and new
+            ones are saved there. None saves nothing.
+        background: Whether checkpoints are written while training continues. They begin earlier
+            then, so that a kill loses no more than otherwise.
+        keep: The number of checkpoints to keep.
     """
     training = training or Training(epochs=1)
-    place = "" if checkpoint is None else f": it goes on from the latest checkpoint in {checkpoint}"
-    with ranks.explained(f"Start the job again{place}."):
-        saved = (
-            None
-            if checkpoint is None
-            else Checkpoints(Path(checkpoint), keep=keep, background=background)
-        )
-        loop = _Stream(model, batches, training, hooks, optimizers, loss, saved)
-        run = loop.run_to_its_end()
+    cure = ""
+    if checkpoint is not None:
+        cure = f": it resumes from the latest checkpoint in {checkpoint}"
+    with ranks.explained(f"Start the job again{cure}."):
+        checkpoints = None
+        if checkpoint is not None:
+            checkpoints = Checkpoints(Path(checkpoint), keep=keep, background=background)
+        run = _Stream(model, batches, training, hooks, optimizers, loss, checkpoints).train()
     model.eval()
     return run
 
@@ -85,7 +96,7 @@ class LearnGates(Hook):
         self.trainer = plugin.trainer(strength=strength, lr=lr)
         self.optimizer = self.trainer.optimizer  # for `Drift`, which resets a gate in it
 
-    def own_parameters(self) -> list[nn.Parameter]:
+    def trained_parameters(self) -> list[nn.Parameter]:
         """Return the parameter of the gates."""
         return [self.plugin.gates.theta]
 
@@ -109,6 +120,8 @@ class LearnGates(Hook):
 class _Stream(Loop):
     """One run of `stream`."""
 
+    saved = ("step", "history", "seconds")
+
     def __init__(
         self,
         model: nn.Module,
@@ -116,212 +129,213 @@ class _Stream(Loop):
         training: Training,
         hooks: Sequence[Hook],
         optimizers: Sequence[Optimizer] | None,
-        loss: Loss,
-        saved: Checkpoints | None,
+        loss: Loss | None,
+        checkpoints: Checkpoints | None,
     ) -> None:
+        self.objective: Objective | None = None
+        if loss is None:
+            self.objective = OBJECTIVES["binary"]
+            loss = self.objective.loss
         super().__init__(
             Run(model, None, training),
             hooks,
-            saves=saved is not None,
-            background=saved is not None and saved.background,
-            optimizers=optimizers,
             loss=loss,
+            optimizers=optimizers,
+            saves=checkpoints is not None,
+            background=checkpoints is not None and checkpoints.background,
         )
         self.batches = batches
-        self.checkpoints = saved
-        self.predicted: list[tuple[Tensor, Tensor]] = []  # labels and log odds, since the last look
-        latest = None if saved is None else saved.latest()
-        if latest is not None:
-            self._resume(latest)
+        self.checkpoints = checkpoints
+        self.predicted: list[Predicted] = []  # since the last evaluation
+        if checkpoints is not None:
+            latest = checkpoints.latest()
+            if latest is not None:
+                self._resume(checkpoints, latest)
 
     def _train(self) -> None:
-        run, training = self.run, self.run.training
-        window = training.eval_every or WINDOW
-        source = iter(self.batches)
-        if training.steps is not None and run.step >= training.steps:
+        run = self.run
+        steps = run.training.steps
+        if steps is not None and run.step >= steps:
             run.stopped = "all steps are done"
-        stop = False
-        while not run.stopped:
+        source = iter(self.batches)
+        signals = Signals()
+        while not run.stopped and not signals.interrupted:
             batch = self._next(source)
             if batch is None:
                 run.stopped = "the batches have ended"
-                break
-            inputs, label = parts_of(batch)
-            if self.stepper.loss is of_log_odds and run.step % PREDICTED == 0:
-                self._predict(inputs, label)
-            stop, late, due = self.learn(inputs, label)
-            if run.step % window == 0:
-                self._look()
-            if run.step == training.steps:
-                run.stopped = "all steps are done"
-            elif late:
-                run.stopped = f"the time limit of {training.time_limit:g} seconds"
-            elif due and not stop:
-                self._go_on_saving()
-            if stop:
-                break
-        self.stop_the_clock()
-        self.stepper.agree()
+            else:
+                signals = self._train_batch(batch)
+        self.stop_clock()
+        self.stepper.share_buffers()
         self._save()
         self._wait()
-        if stop or (self.interrupted and ranks.count() == 1):
-            raise KeyboardInterrupt
+        self.raise_if_interrupted(signals)
 
-    def _next(self, source: Any) -> Any:
-        """The next batch; None if it is missing, here or on another rank: a step needs all."""
+    def _next(self, source: Iterator[Any]) -> Any:
+        """Return the next batch; None if it is missing on any rank, since a step needs all."""
         batch = next(source, None)
         if ranks.count() > 1 and float(ranks.total(torch.tensor(float(batch is None)))) > 0:
             return None
         return batch
 
+    def _train_batch(self, batch: Any) -> Signals:
+        """Train on a batch, evaluate and save if it is time to, and note whether the run stops."""
+        run = self.run
+        inputs, label = parts_of(batch)
+        if self.objective is not None and run.step % PREDICT_EVERY == 0:
+            self._predict(inputs, label)
+        signals = self.train_step(inputs, label)
+        if run.step % (run.training.eval_every or WINDOW) == 0:
+            self._evaluate()
+        if run.step == run.training.steps:
+            run.stopped = "all steps are done"
+        elif signals.late:
+            run.stopped = self.time_limit_text()
+        elif signals.checkpoint_due and not signals.interrupted:
+            self._continue_saving()
+        return signals
+
     @torch.no_grad()
     def _predict(self, inputs: tuple[Any, ...], label: Tensor) -> None:
+        """Remember the labels and the model's outputs of a batch that it has not seen."""
         model = self.run.model
-        self.stepper.agree()
+        self.stepper.share_buffers()
         model.eval()
-        self.predicted.append(
-            (label.detach().cpu(), model(*inputs).float().cpu().reshape(label.shape))
-        )
+        outputs = model(*inputs).float().cpu().reshape(label.shape)
+        self.predicted.append((label.detach().cpu(), outputs))
         model.train()
 
-    def _look(self) -> None:
-        self.stepper.settle()
-        self.tell(self._metrics())
-        del self.run.history[:-REMEMBERED]
+    def _evaluate(self) -> None:
+        self.stepper.update_weights()
+        self.add_record(self._metrics())
+        del self.run.history[:-LONGEST_HISTORY]
 
     def _metrics(self) -> dict[str, float]:
-        if self.stepper.loss is not of_log_odds:
+        """Return the metrics of the predicted batches of all ranks; NaN where they are too few."""
+        if self.objective is None:
             return {}
-        own = [torch.cat(each) for each in zip(*self.predicted, strict=True)] or [
-            torch.zeros(0),
-            torch.zeros(0),
-        ]
+        empty = torch.zeros(0)
+        own_label = torch.cat([label for label, _ in self.predicted] or [empty])
+        own_output = torch.cat([output for _, output in self.predicted] or [empty])
         self.predicted.clear()
-        label, log_odds = (torch.cat(ranks.gathered(each)) for each in own)
+        label = torch.cat(ranks.gathered(own_label)).flatten()
+        output = torch.cat(ranks.gathered(own_output)).flatten()
         try:
-            return {
-                "auc": auc(label, log_odds),
-                "log_loss": log_loss(label, torch.sigmoid(log_odds.double())),
-            }
-        except MetricError:  # so few rows that they have one label
-            return {"auc": math.nan, "log_loss": math.nan}
+            return self.objective.evaluate(label, output)
+        except MetricError:  # the rows are so few that they have a single label
+            return {metric.name: math.nan for metric in self.objective.metrics_for(None)}
 
     # Checkpoints
 
-    def _shared(self) -> dict[str, Any]:
-        run = self.run
-        about = {"step": run.step, "history": run.history, "seconds": self.seconds()}
-        return {"model": run.model.state_dict(), **self.stepper.state_dict(), "run": about}
+    def _save(self) -> None:
+        """Begin a checkpoint, if there is to be one, after the one before has been written."""
+        if self.checkpoints is None:
+            return
+        self._wait()
+        self.stepper.share_buffers()  # any rank may write what all have
+        self.checkpoints.save(self.run.step, self.state_dict(), self._own_state())
+        self.pace.begin(self.run.step)
 
-    def _own(self) -> dict[str, Any]:
-        place = self.batches.state_dict() if hasattr(self.batches, "state_dict") else None
+    def _own_state(self) -> dict[str, Any]:
+        """Return the state that each rank has of its own."""
+        place = None
+        if hasattr(self.batches, "state_dict"):
+            place = self.batches.state_dict()
         return {"random": torch.get_rng_state(), "batches": place, "predicted": self.predicted}
 
-    def _save(self) -> None:
-        if self.checkpoints is not None:
-            self._wait()
-            self.stepper.agree()  # any rank may write what all have
-            self.checkpoints.save(self.run.step, self._shared(), self._own())
-            self.pace.begin(self.run.step)
-
-    def _is_due(self) -> bool:
-        """A checkpoint is to be begun, or one that is being written is whole, or has to be waited for."""
+    def _checkpoint_is_due(self) -> bool:
+        """Return whether to begin a checkpoint, to wait for one, or to note that one is complete."""
         written = self.checkpoints is not None and self.checkpoints.is_written()
-        return super()._is_due() or (self.pace.writing and written)
+        return super()._checkpoint_is_due() or (self.pace.writing and written)
 
-    def _go_on_saving(self) -> None:
-        """Begin a checkpoint, or wait for the one that is being written; then the other, if that is due as well."""
+    def _continue_saving(self) -> None:
+        """Begin a checkpoint or wait for the one being written; then the other, if also due."""
         due = True
         while due:
-            self._wait() if self.pace.writing else self._save()
+            if self.pace.writing:
+                self._wait()
+            else:
+                self._save()
             due = self.pace.is_due(self.run.step, by=[STEPS])
 
     def _wait(self) -> None:
+        """Wait until the checkpoint that is being written is complete."""
         if self.checkpoints is not None:
             began = time.monotonic()
             self.checkpoints.wait()
             self.pace.finish(self.run.step, time.monotonic() - began)
 
-    def _resume(self, path: Path) -> None:
-        assert self.checkpoints is not None
-        shared, each, count = self.checkpoints.load(path, self._shared())
-        try:
-            self._restore(path, shared, each, as_many=count == ranks.count())
-        except TrainingError:
-            raise
-        except UNFIT as error:
-            ranks.raise_if_lost(error)
-            raise TrainingError(
-                f"{path} cannot be resumed: {first_line(error)}. Remove it to resume from the one before."
-            ) from error
+    def _resume(self, checkpoints: Checkpoints, path: Path) -> None:
+        """Restore a checkpoint of this stream; one of another model or other hooks is refused."""
+        state, own_states, count = checkpoints.load(path, self.state_dict())
+        check_format(state, path, "Give another folder.")
+        with restoring(path, "Remove it to resume from the one before."):
+            if differences(state, self.run.model, len(self.stepper.stateful_hooks())):
+                raise TrainingError(
+                    f"{path} is a checkpoint of another model or of other hooks. "
+                    "Give another folder."
+                )
+            self.load_state_dict(state)
+            self._restore_batches([own["batches"] for own in own_states], path)
+            rng = None
+            if count == ranks.count():
+                rng = own_states[0]["random"]
+                self.predicted = _checked_predicted(own_states[0]["predicted"])
+            restore_rng(rng, self.run.training.seed, self.run.step)
 
-    def _restore(
-        self, path: Path, shared: dict[str, Any], each: list[Any], *, as_many: bool
-    ) -> None:
-        """Set all that a checkpoint holds, each part only if it fits."""
-        ours = {name: tuple(tensor.shape) for name, tensor in self.run.model.state_dict().items()}
-        theirs = {name: tuple(tensor.shape) for name, tensor in shared["model"].items()}
-        if ours != theirs or len(shared["hooks"]) != len(self.stepper.hooks_with_state()):
-            raise TrainingError(
-                f"{path} is a checkpoint of another model or of other hooks. Give another folder."
-            )
-        check_tensors(shared["model"], self.run.model.state_dict(), "the model")
-        self.run.model.load_state_dict(shared["model"])
-        self.stepper.load_state_dict(shared)
-        restore_run(self.run, shared["run"], ("step", "history", "seconds"))
-        self._go_on_in_batches([own["batches"] for own in each], path)
-        go_on_by_chance(
-            each[0]["random"] if as_many else None, self.run.training.seed, self.run.step
-        )
-        self.predicted = _pairs(each[0]["predicted"]) if as_many else []
+    def _restore_batches(self, places: list[Any], path: Path) -> None:
+        """Move the batches to the place that the ranks had reached, if it is known.
 
-    def _go_on_in_batches(self, places: list[Any], path: Path) -> None:
+        Args:
+            places: The states of the batches of each rank, or of this rank alone.
+            path: The checkpoint, for the message.
+        """
         if not hasattr(self.batches, "load_state_dict") or places[0] is None:
-            return  # nobody knows where they stood: they go on where they are
-        if any(not _same(place, places[0]) for place in places[1:]):
+            return
+        if any(not _is_same(place, places[0]) for place in places[1:]):
             raise TrainingError(
-                f"{path} is of {len(places)} ranks, now there are {ranks.count()}, and each rank's batches stood at their own "
-                f"place. Start {len(places)} ranks, or give batches whose state_dict() is the same on all ranks, as "
-                "Rows.batches(..., together=True) has it."
+                f"{path} is of {len(places)} ranks, now there are {ranks.count()}, and the batches "
+                f"of each rank were at a place of their own. Start {len(places)} ranks, or give "
+                "batches whose state_dict() is the same on all ranks, such as those of "
+                "Rows.batches(..., together=True)."
             )
         self.batches.load_state_dict(places[0])
 
 
-def _pairs(saved: Any) -> list[tuple[Tensor, Tensor]]:
-    """Return labels and log odds that were predicted, if they are that."""
-    expect(isinstance(saved, list), "what was predicted is not a list")
+def _checked_predicted(saved: Any) -> list[Predicted]:
+    """Return saved pairs of labels and outputs; anything else is a StateError."""
+    expect(isinstance(saved, list), "its predictions are not a list")
     for pair in saved:
-        fits = (
-            isinstance(pair, tuple)
-            and len(pair) == 2
-            and all(isinstance(part, Tensor) for part in pair)
-        )
-        expect(
-            fits and pair[0].shape == pair[1].shape,
-            "what was predicted is not labels with log odds",
-        )
+        fits = isinstance(pair, tuple) and len(pair) == 2
+        fits = fits and all(isinstance(part, Tensor) for part in pair)
+        fits = fits and pair[0].shape == pair[1].shape
+        expect(fits, "its predictions are not labels with outputs")
     return list(saved)
 
 
-def _same(one: Any, other: Any) -> bool:
+def _is_same(one: Any, other: Any) -> bool:
+    """Return whether two states of tensors and plain values are equal."""
     if isinstance(one, Tensor) and isinstance(other, Tensor):
         return torch.equal(one, other)
     if isinstance(one, dict) and isinstance(other, dict):
-        return one.keys() == other.keys() and all(_same(one[key], other[key]) for key in one)
+        return one.keys() == other.keys() and all(_is_same(one[key], other[key]) for key in one)
     if isinstance(one, list | tuple) and isinstance(other, list | tuple):
-        return len(one) == len(other) and all(map(_same, one, other))
+        return len(one) == len(other) and all(map(_is_same, one, other))
     return bool(one == other)
 
 
 def parts_of(batch: Any) -> tuple[tuple[Any, ...], Tensor]:
-    """The arguments of the model, and the label."""
+    """Return the arguments of the model and the label of a batch."""
     if hasattr(batch, "inputs") and hasattr(batch, "label"):
-        inputs, label = batch.inputs, batch.label
+        inputs = batch.inputs
+        label = batch.label
     elif isinstance(batch, tuple | list) and len(batch) == 2:
         inputs, label = batch
     else:
         raise TrainingError(
-            f"Expected batches of (inputs, label), or with these two attributes, but found {type(batch).__name__}. "
-            "Convert them: ((inputs, label) for ... in loader)."
+            "Expected batches of (inputs, label), or with these two attributes, but found "
+            f"{type(batch).__name__}. Convert them: ((inputs, label) for ... in loader)."
         )
-    return (inputs if isinstance(inputs, tuple) else (inputs,)), label
+    if not isinstance(inputs, tuple):
+        inputs = (inputs,)
+    return inputs, label

@@ -1,0 +1,65 @@
+"""Evaluate a model on rows of a task: its outputs, and the metrics of the task's objective."""
+
+import torch
+from torch import Tensor, nn
+
+from ..data.task import Rows, Task
+from ..distributed import ranks
+from ..objectives import OBJECTIVES, Objective
+
+LARGE_BATCH = 1 << 15  # rows at once without training, at most
+LARGE_INPUT = 1 << 28  # bytes of their input, about: a model holds several tensors of that size
+
+
+def objective_of(task: Task) -> Objective:
+    """Return the objective of a task."""
+    found: Objective = getattr(task, "objective", OBJECTIVES["binary"])
+    return found
+
+
+def large_batch(task: Task) -> int:
+    """Return the number of rows to pass through a model at once where nothing is trained."""
+    return min(LARGE_BATCH, max(1, LARGE_INPUT // (4 * task.fields.dims)))
+
+
+@torch.no_grad()
+def predict(model: nn.Module, rows: Rows, *, shard: tuple[int, int] = (0, 1)) -> Tensor:
+    """Return the raw outputs of rows in their order, computed in eval mode.
+
+    Args:
+        model: A model of (ids, numbers), as in `torchleap.models`; its mode is restored.
+        rows: The rows.
+        shard: Number and count of consecutive parts of the rows, of which one is computed, such as
+            (rank, ranks); by default all rows are.
+    """
+    number, count = shard
+    start = len(rows) * number // count
+    stop = len(rows) * (number + 1) // count
+    was_training = model.training
+    model.eval()
+    try:
+        batches = rows.between(start, stop, large_batch(rows.task))
+        outputs = [model(*batch.inputs).float() for batch in batches]
+    finally:
+        model.train(was_training)
+    if not outputs:
+        return torch.zeros(0)
+    return torch.cat(outputs)
+
+
+def evaluate(model: nn.Module, rows: Rows, *, together: bool = False) -> dict[str, float]:
+    """Return the metrics of a model on some rows by name, such as AUC and log loss.
+
+    Metrics that compare rows within groups are there if the rows have groups.
+
+    Args:
+        model: A model of (ids, numbers), as in `torchleap.models`.
+        rows: The rows.
+        together: Whether each rank computes a part of the rows; all ranks then have to call this.
+    """
+    if together:
+        own = predict(model, rows, shard=(ranks.rank(), ranks.count()))
+        outputs = torch.cat(ranks.gathered(own))
+    else:
+        outputs = predict(model, rows)
+    return objective_of(rows.task).evaluate(rows.label, outputs, rows.group)
