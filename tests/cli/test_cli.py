@@ -199,7 +199,7 @@ def test_quiet_is_understood_at_any_place(place, clicks, tmp_path, capsys):
         ),
         (
             ["data", "make", "industrial", "x.parquet", "--fields", "3"],
-            "fields must be a whole number of at least 37",
+            "fields must be a whole number from 37 to 100,000",
         ),
         (["data", "make", "industrial", "x.csv"], "Expected a new file that ends in .parquet"),
     ],

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader
 
 import torchleap as tl
 from tests.data.frames import log
-from torchleap.data import task as module
+from torchleap.data import batches as module
 
 
 @pytest.fixture(scope="module")
@@ -115,7 +115,7 @@ def test_an_epoch_goes_on_in_the_middle(task, size, stop, memory, shuffle, epoch
 
 def test_a_place_in_other_batches_is_refused(task):
     with pytest.raises(
-        tl.DataError, match="Expected the place in batches with size=10, but found size=20"
+        tl.DataError, match="Expected the position in batches with size=10, but found size=20"
     ):
         task.train.batches(10).load_state_dict(task.train.batches(20).state_dict())
     with pytest.raises(

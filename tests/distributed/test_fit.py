@@ -13,8 +13,8 @@ from torch.utils.data import DataLoader
 
 import torchleap as tl
 from torchleap import models
-from torchleap.data import task as task_module
-from torchleap.data.task import Batches
+from torchleap.data import batches as task_module
+from torchleap.data.batches import Batches
 from torchleap.methods.base import without_end
 from torchleap.training.fit import Hook, Run, Training, TrainingError, evaluate, fit
 

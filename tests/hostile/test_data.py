@@ -18,10 +18,10 @@ import torchleap as tl
 from tests.hostile.test_checkpoints import PICKLES
 from tests.hostile.watch import watched
 from torchleap._common.plain import key_of
-from torchleap.data.files import cache
+from torchleap.data import checksums
 from torchleap.data.files.cache import once
 from torchleap.data.files.encoding import Encoding, save_encoding
-from torchleap.data.files.sources import open_source
+from torchleap.data.files.open import open_source
 from torchleap.pipeline.serve import Served
 from torchleap.report import Report
 from torchleap.selection import Selection
@@ -70,7 +70,7 @@ def test_a_lock_that_is_there_is_not_emptied(tmp_path):
 
 def test_no_flipped_bit_of_a_cache_is_accepted(task, tmp_path):
     def read(folder):
-        cache._known.cache_clear()  # a clock of milliseconds cannot tell two changes of this test apart
+        checksums._known.cache_clear()  # a clock of milliseconds cannot tell two changes of this test apart
         found = tl.data.Task.load(folder)
         save_encoding(found, tmp_path / "encoding")
         return [rows.all() for rows in (found.train, found.valid, found.test)], found.vocabulary(
@@ -96,9 +96,9 @@ def test_no_flipped_bit_of_a_cache_is_accepted(task, tmp_path):
 
 def test_a_column_is_read_for_its_checksum_once(task, monkeypatch):
     found = []
-    check = cache._checksum
-    monkeypatch.setattr(cache, "_checksum", lambda path: found.append(path.name) or check(path))
-    cache._known.cache_clear()
+    check = checksums.checksum
+    monkeypatch.setattr(checksums, "checksum", lambda path: found.append(path.name) or check(path))
+    checksums._known.cache_clear()
     for _ in range(3):
         again = tl.data.Task.load(task.folder)
         for batch in again.train.batches(64, memory=False):
@@ -107,10 +107,10 @@ def test_a_column_is_read_for_its_checksum_once(task, monkeypatch):
 
 
 def test_pages_that_change_places_change_the_checksum(tmp_path):
-    pages = [bytes([number]) * cache.PAGE for number in range(3)]
+    pages = [bytes([number]) * checksums.PAGE for number in range(3)]
     (tmp_path / "a").write_bytes(b"".join(pages) + b"tail")
     (tmp_path / "b").write_bytes(b"".join(reversed(pages)) + b"tail")
-    assert cache._checksum(tmp_path / "a") != cache._checksum(tmp_path / "b")
+    assert checksums.checksum(tmp_path / "a") != checksums.checksum(tmp_path / "b")
 
 
 def places_of(value, place=()):
@@ -162,7 +162,7 @@ def sealed_task(folder, change):
     del content["key"]
     change(content)
     content["files"] = {
-        name: value for name, value in cache.checksums(folder).items() if name != "task.json"
+        name: value for name, value in checksums.checksums(folder).items() if name != "task.json"
     }
     path.write_text(json.dumps({**content, "key": key_of(content)}))
 
@@ -296,7 +296,7 @@ def movielens(path, **content):
 
 
 def test_an_archive_that_becomes_enormous_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr("torchleap.data.sets.public.LARGEST", 1 << 20)
+    monkeypatch.setattr("torchleap.data.sets.movielens.LARGEST", 1 << 20)
     movielens(tmp_path / "ml-1m.zip", ratings=bytes(2 << 20))
     assert (tmp_path / "ml-1m.zip").stat().st_size < 5000
     with pytest.raises(tl.DataError, match="it unpacks to more than 1 MB"):

@@ -15,8 +15,8 @@ from torch import nn
 from .._common.checks import is_number, is_whole, refuse_settings
 from .._common.errors import TorchleapError
 from .._common.files import make_folder
+from .._common.locks import locked
 from .._common.plain import key_of
-from ..data.files.cache import locked
 from ..pipeline.decide import with_means
 from ..pipeline.search import RetrainResult, retrain
 from ..plugin import Plugin

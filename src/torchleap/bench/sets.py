@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from .._common.errors import TorchleapError, nearest
+from ..data import aliccp, avazu, census_income, criteo, movielens_1m
 from ..data.files.read import read
-from ..data.sets import public
+from ..data.sets.options import Options
 from ..data.synthetic.industrial import IndustrialLog, industrial
 from ..data.synthetic.truth import KnownTruth, known_truth
 from ..data.task import Task
@@ -193,7 +194,7 @@ def _accepted(
     """The settings, if a function takes them all by name; else an unknown one is refused with the nearest known."""
     parameters = signature(function).parameters
     open_ended = any(parameter.kind is Parameter.VAR_KEYWORD for parameter in parameters.values())
-    known = [*parameters, *(public.Options.__annotations__ if open_ended else ())]
+    known = [*parameters, *(Options.__annotations__ if open_ended else ())]
     for name in settings:
         if name not in known:
             raise TorchleapError(
@@ -204,11 +205,11 @@ def _accepted(
 
 MADE = ("industrial", "truth")
 KINDS: dict[str, Callable[[str, str | None, Progress, dict[str, Any]], DataSet]] = {
-    "ml-1m": partial(_public, public.movielens_1m, "", 256),
-    "criteo": partial(_public, public.criteo, "criteo", 4096),
-    "avazu": partial(_public, public.avazu, "avazu", 4096),
-    "aliccp": partial(_public, public.aliccp, "aliccp", 4096),
-    "census": partial(_public, public.census_income, "census", None),
+    "ml-1m": partial(_public, movielens_1m, "", 256),
+    "criteo": partial(_public, criteo, "criteo", 4096),
+    "avazu": partial(_public, avazu, "avazu", 4096),
+    "aliccp": partial(_public, aliccp, "aliccp", 4096),
+    "census": partial(_public, census_income, "census", None),
     "industrial": _industrial,
     "truth": _truth,
     "file": _file,

@@ -1,31 +1,55 @@
-"""Data: files and frames become tasks with batches; public sets; generators whose truth is known."""
+"""Data: files and frames become tasks with batches; public sets; data with known ground truth.
+
+    columns, batches, rows, manifest, task    a Task: encoded rows on disk, and the batches of them
+    files/                                    files and frames are opened, inspected and encoded
+    sets/                                     public data sets
+    synthetic/                                data with known ground truth
+
+`files` produces a Task, and `sets` and `synthetic` read through `files`; nothing imports the other
+way round.
+"""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from .._common.errors import DataError
+from .._common.optional import needing
 from .synthetic.industrial import IndustrialLog, industrial
 from .synthetic.truth import KnownTruth, known_truth
 
 if TYPE_CHECKING:
+    from .batches import Batch, Batches
+    from .columns import Column
     from .files.convert import convert
     from .files.encoding import Encoding, save_encoding
     from .files.inspection import inspect
     from .files.read import read
-    from .files.schema import Column
-    from .sets.public import aliccp, avazu, census_income, criteo, download, movielens_1m
-    from .task import Batch, Batches, Rows, Task
+    from .rows import Rows
+    from .sets.aliccp import aliccp
+    from .sets.avazu import avazu
+    from .sets.census import census_income
+    from .sets.criteo import criteo
+    from .sets.download import download
+    from .sets.movielens import movielens_1m
+    from .task import Task
 
-_HOME = {  # polars takes a while to import and is an extra, so these are imported when they are asked for
-    **dict.fromkeys(
-        ("aliccp", "avazu", "census_income", "criteo", "download", "movielens_1m"), "sets.public"
-    ),
-    **dict.fromkeys(("Batch", "Batches", "Rows", "Task"), "task"),
-    **dict.fromkeys(("Encoding", "save_encoding"), "files.encoding"),
-    "Column": "files.schema",
+MODULES = {  # imported when they are used: polars is an extra and takes long to import
+    "Batch": "batches",
+    "Batches": "batches",
+    "Column": "columns",
+    "Encoding": "files.encoding",
+    "Rows": "rows",
+    "Task": "task",
+    "aliccp": "sets.aliccp",
+    "avazu": "sets.avazu",
+    "census_income": "sets.census",
     "convert": "files.convert",
+    "criteo": "sets.criteo",
+    "download": "sets.download",
     "inspect": "files.inspection",
+    "movielens_1m": "sets.movielens",
     "read": "files.read",
+    "save_encoding": "files.encoding",
 }
 
 __all__ = [
@@ -53,16 +77,11 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOME:
+    if name not in MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    try:
-        found = getattr(import_module(f".{_HOME[name]}", __name__), name)
-    except ModuleNotFoundError as error:
-        if error.name not in ("polars", "pyarrow"):
-            raise
-        raise DataError(
-            f"Reading data needs the package {error.name}. Install it: pip install 'torchleap[data]'."
-        ) from error
+    with needing("polars", "pyarrow", extra="data", purpose="Reading data", refused=DataError):
+        module = import_module(f".{MODULES[name]}", __name__)
+    found = getattr(module, name)
     globals()[name] = found
     return found
 

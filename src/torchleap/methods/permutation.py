@@ -11,7 +11,9 @@ from torch.nn.utils.fusion import fuse_linear_bn_eval
 
 from .._common.checks import one_of, refuse_settings
 from .._common.errors import TorchleapError
-from ..data.task import IN_MEMORY, Rows, Task
+from ..data.batches import IN_MEMORY
+from ..data.rows import Rows
+from ..data.task import Task
 from ..models import FieldInputs, Ranker
 from ..models.backbones import Sum
 from ..objectives import METRICS, auc, auc_of_classes, gauc

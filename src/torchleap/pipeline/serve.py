@@ -18,7 +18,7 @@ from .._common.files import write_atomically
 from .._common.text import first_line
 from ..data.files.encoding import MANIFEST as ENCODED
 from ..data.files.encoding import Encoding, save_encoding
-from ..data.files.sources import open_source
+from ..data.files.open import open_source
 from ..data.task import Batch, Task
 from ..selection import Selection
 

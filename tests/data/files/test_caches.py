@@ -8,8 +8,8 @@ import pytest
 
 import torchleap as tl
 from torchleap import cli
+from torchleap._common.locks import locked
 from torchleap.data.files import caches
-from torchleap.data.files.cache import locked
 
 pytest.importorskip("typer")
 

@@ -12,6 +12,7 @@ from pyarrow import parquet as pq
 
 import torchleap as tl
 from torchleap.data.files import arrow
+from torchleap.data.files.open import open_source
 
 from ..sets.test_public import movielens
 
@@ -117,9 +118,10 @@ def test_pyarrow_gives_what_polars_would(tmp_path):
     frame.write_parquet(tmp_path / "log.parquet", row_group_size=100)
     frame.write_ipc(tmp_path / "log.arrow", record_batch_size=100)
     for name in ("log.parquet", "log.arrow"):
-        whole, parts = arrow.scan([tmp_path / name], [{}])
+        source = open_source(tmp_path / name)
+        whole = source.frame
         assert whole.collect().equals(frame)
-        assert pl.concat(part.collect() for part in parts()).equals(frame)
+        assert pl.concat(part.collect() for part in source.parts()).equals(frame)
         assert (
             whole.select("s", "x")
             .slice(95, 10)
@@ -132,8 +134,8 @@ def test_pyarrow_gives_what_polars_would(tmp_path):
 def test_large_files_come_in_parts(tmp_path, monkeypatch):
     pq.write_table(FRAME.to_arrow(), tmp_path / "log.parquet", row_group_size=100)
     monkeypatch.setattr(arrow, "PART", 1)
-    _, parts = arrow.scan([tmp_path / "log.parquet"], [{}])
-    assert [len(part.collect()) for part in parts()] == [100] * 6
+    parts = open_source(tmp_path / "log.parquet").parts()
+    assert [len(part.collect()) for part in parts] == [100] * 6
 
 
 def test_packed_csv_that_is_damaged_in_its_middle(tmp_path):
@@ -200,6 +202,6 @@ def test_an_archive_that_is_damaged_encrypted_or_packed_otherwise(tmp_path, plac
 
 def test_an_archive_that_would_fill_the_memory_is_refused(tmp_path, monkeypatch):
     path, _ = archive(tmp_path)
-    monkeypatch.setattr("torchleap.data.sets.public.LARGEST", 50)
+    monkeypatch.setattr("torchleap.data.sets.movielens.LARGEST", 50)
     with pytest.raises(tl.DataError, match="ratings.dat cannot be read .it unpacks to more than"):
         tl.data.movielens_1m(path, cache=tmp_path / "cache")

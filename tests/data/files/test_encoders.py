@@ -6,8 +6,7 @@ import pytest
 
 import torchleap as tl
 from tests.data.files.test_read import values_of
-from torchleap.data.files import encoders
-from torchleap.data.files.encoders import stable_hash
+from torchleap.data.files.encoders import scales, stable_hash
 
 HASHES = {
     "": 0,
@@ -114,7 +113,7 @@ def test_means_and_deviations_do_not_depend_on_how_rows_are_read(sizes):
     values = np.random.default_rng(0).normal(size=(10, 2)) * [1.0, 5.0] + [1e6, -3.0]
     values[4, 0] = np.nan
     chunks = np.split(values, np.cumsum(sizes)[:-1])
-    mean, deviation, missing = encoders._moments(chunks)
+    mean, deviation, missing = scales.moments(chunks)
     present = np.delete(values, 4, axis=0)
     assert mean == pytest.approx(present.mean(0))
     assert deviation == pytest.approx(present.std(0))

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 import torchleap as tl
 from tests.data.frames import log
-from torchleap.data.files import codes
+from torchleap.data.files import codes, known_column
 from torchleap.data.files import encoding as applying
 from torchleap.native import library as native
 
@@ -279,7 +279,7 @@ def test_a_column_of_nothing_is_missing_everywhere(whole):
 
 
 def test_what_train_rows_do_not_have_is_unseen_and_a_table_does_not_grow(tmp_path, monkeypatch):
-    monkeypatch.setattr(applying, "ROOM", 1_000)
+    monkeypatch.setattr(known_column, "ROOM", 1_000)
     monkeypatch.setattr(applying, "AT_ONCE", 20_000)
     task = rows_of(log(), only=["user", "tags"])
     encoding = loaded(task, tmp_path / "e")
@@ -438,7 +438,7 @@ def test_a_column_that_is_not_there(plain, tmp_path):
     )
     (tmp_path / "bare.csv").write_text("u1,c1\nu2,c2\n")
     refuse(
-        r"bare.csv lacks the column 'user' .*is no header, name the columns: names=\[",
+        r"bare.csv lacks the column 'user' .*is not a header, name the columns: names=\[",
         plain,
         tmp_path / "bare.csv",
     )
@@ -517,7 +517,9 @@ def test_an_encoding_replaces_an_encoding_and_nothing_else(tmp_path):
     (tmp_path / "thesis").mkdir()
     (tmp_path / "thesis" / "text").touch()
     for other in (tmp_path / "thesis", tmp_path / "thesis" / "text"):
-        with pytest.raises(tl.data.DataError, match="is no saved encoding, so it is not replaced"):
+        with pytest.raises(
+            tl.data.DataError, match="is not a saved encoding, so it is not replaced"
+        ):
             tl.data.save_encoding(task, other)
     with pytest.raises(
         tl.data.DataError, match="The encoding cannot be written to .*text/e: File exists"
@@ -565,14 +567,16 @@ def test_a_folder_that_is_damaged_or_absent(tmp_path):
                 tl.data.Encoding.load(folder)
         file.unlink()
         with pytest.raises(
-            tl.data.DataError, match=f"holds no whole encoding: there is no {file.name} in it"
+            tl.data.DataError,
+            match=f"does not hold a complete encoding: there is no {file.name} in it",
         ):
             tl.data.Encoding.load(folder)
         file.write_bytes(content)
     assert tl.data.Encoding.load(folder).fields.names == ("user", "age")
     for absent in (tmp_path / "none", folder / "encoding.json"):
         with pytest.raises(
-            tl.data.DataError, match="holds no whole encoding: there is no encoding.json in it"
+            tl.data.DataError,
+            match="does not hold a complete encoding: there is no encoding.json in it",
         ):
             tl.data.Encoding.load(absent)
     (folder / "encoding.json").write_text(json.dumps({"format": 7}))

@@ -86,7 +86,7 @@ def test_what_is_packed_is_looked_into(tmp_path):
 
 def test_text_that_is_called_parquet_is_text(tmp_path):
     (tmp_path / "rows.parquet").write_text(CSV)
-    assert "it is text, not what .parquet says" in refused(tmp_path / "rows.parquet")
+    assert "it is text, not what .parquet means" in refused(tmp_path / "rows.parquet")
 
 
 @pytest.mark.parametrize(

@@ -534,7 +534,7 @@ def test_the_manifest_is_plain_json():
     content = json.loads((task.folder / "task.json").read_text())
     assert content["rows"] == {"train": 480, "valid": 60, "test": 60}
     (task.folder / "task.json").write_text("{")
-    with pytest.raises(tl.DataError, match="holds no encoded data"):
+    with pytest.raises(tl.DataError, match="does not hold encoded data"):
         tl.data.Task.load(task.folder)
     (task.folder / "task.json").write_text('{"format": 99}')
     with pytest.raises(tl.DataError, match="expected encoded data of format 2, but found 99"):

@@ -7,7 +7,7 @@ import torch
 
 import torchleap as tl
 from tests.data.files.test_read import in_order, refuse, values_of
-from torchleap.data.files import sources
+from torchleap.data.files import source
 
 RAW = {"kind": "numeric", "scale": "none"}
 
@@ -255,7 +255,7 @@ def test_lines_are_counted_where_cells_are_broken_into_several(tmp_path):
 
 def test_rows_are_counted_where_lines_cannot_be(tmp_path, monkeypatch):
     (tmp_path / "log.csv").write_text("click,a\n1,x\n0,y\n2,z\n")
-    monkeypatch.setattr(sources, "COUNTED", 1)
+    monkeypatch.setattr(source, "COUNTED", 1)
     refuse("log.csv, row 3, column 'click'", tmp_path / "log.csv")
 
 

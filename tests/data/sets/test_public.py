@@ -84,7 +84,7 @@ def test_movielens_with_wrong_lines_is_refused(tmp_path):
     (folder / "ratings.dat").write_text(ratings)
     (folder / "users.dat").write_text("1::F::1::10::48067\n1::M::1::10::48067\n")
     with pytest.raises(
-        tl.DataError, match="expected one line a user_id in users.dat, but found '1' twice"
+        tl.DataError, match="expected one line per user_id in users.dat, but found '1' twice"
     ):
         tl.data.movielens_1m(folder)
 

@@ -318,7 +318,7 @@ def test_a_failed_write_leaves_everything_as_it_was(tmp_path, error):
     [
         (
             {"fields": 36},
-            "fields must be a whole number of at least 37, to hold every role, and at most 100,000, but is 36",
+            "fields must be a whole number from 37 to 100,000, but is 36",
         ),
         ({"fields": 64.0}, "fields must be .* but is 64.0"),
         ({"fields": 64, "dims": 100}, "dims must be 343 to 4,763 for 64 fields .*, but is 100"),
@@ -328,9 +328,9 @@ def test_a_failed_write_leaves_everything_as_it_was(tmp_path, error):
         ),
         ({"queries_per_day": 0}, "queries_per_day must be a whole number of at least 1, but is 0"),
         ({"drift_days": 0.0}, "drift_days must be a number above 0, but is 0.0"),
-        ({"switch_days": -1.0}, "switch_days must be a number of at least 0, or None, but is -1.0"),
+        ({"switch_days": -1.0}, "switch_days must be a number of at least 0 or None, but is -1.0"),
         ({"users": 0}, "users must be a whole number of at least 1, but is 0"),
-        ({"active": 0.0}, "active must be a share above 0 and up to 1, but is 0.0"),
+        ({"active": 0.0}, "active must be a number above 0 and at most 1, but is 0.0"),
         (
             {"seed": -1, "users": 0},
             "users .*; seed must be a whole number from 0 to 4,294,967,295, but is -1",

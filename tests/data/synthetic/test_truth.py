@@ -97,8 +97,14 @@ def test_a_pair_matters_through_its_product():
 
 
 @pytest.mark.parametrize(
-    "bad", [{"widths": ()}, {"widths": (0,)}, {"active": 0.0}, {"active": 1.0}]
+    ("bad", "message"),
+    [
+        ({"widths": ()}, "widths must have at least one width, but has none"),
+        ({"widths": (0,)}, "widths must be a tuple .each a whole number of at least 1., but is"),
+        ({"active": 0.0}, "active must be a number above 0 and below 1, but is 0.0"),
+        ({"active": 1.0}, "active must be a number above 0 and below 1, but is 1.0"),
+    ],
 )
-def test_impossible_worlds_are_refused(bad):
-    with pytest.raises(TorchleapError, match="Expected widths"):
+def test_impossible_worlds_are_refused(bad, message):
+    with pytest.raises(TorchleapError, match=message):
         KnownTruth(**bad)

@@ -1,4 +1,4 @@
-"""Findings: what looks wrong with a file, the worst first, with what to do about it."""
+"""Findings: what looks wrong with a file, the worst first, with a cure for each."""
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
@@ -14,13 +14,15 @@ Kind = Literal[
     "leak", "header", "number", "mixed", "date", "renamed", "rows", "id", "twin", "constant"
 ]
 ORDER: tuple[Kind, ...] = get_args(Kind)  # the worst first
-MOSTLY = 0.95  # of the values of a column, which may hold a few strays
-REPEATED = 0.01  # of the rows, from which on repeated ones are worth a word
+MOSTLY = 0.95  # the fraction of a column's values that fit, since it may hold a few strays
+REPEATED = 0.01  # the fraction of the rows from which on repeated ones are reported
 
 _DATE = r"^\d{4}[-/.]\d{1,2}[-/.]\d{1,2}([ T].*)?$|^\d{1,2}[-/.]\d{1,2}[-/.]\d{2,4}([ T].*)?$"
 _COMMA = r"^[+-]?\d{1,3}(\.\d{3})*,\d+$|^[+-]?\d+,\d+$"
 _SIGN = r"[$€£¥₹%]|(?i:EUR|USD|GBP|CHF|JPY)"
 _MONEY = rf"^(?:{_SIGN})?\s*[+-]?\d[\d.,' ]*\s*(?:{_SIGN})?$"
+_SEPARATED = r"\d[,']\d{3}|\d \d{3}"
+_NUMBER = re.compile(r"[+-]?\d*\.?\d+(e[+-]?\d+)?")
 _RENAMED = re.compile(r"^(.*)_duplicated_\d+$", re.DOTALL)
 
 
@@ -29,8 +31,9 @@ class Finding:
     """Something about a file that a reader of its results should know.
 
     Attributes:
-        column: The column that it is about; None if it is about the file.
-        text: What was found, as a part of a sentence.
+        kind: The kind of problem.
+        column: The column with the problem; None if it concerns the file.
+        text: The problem, as a part of a sentence.
         cure: What to do about it, as a sentence.
     """
 
@@ -46,76 +49,74 @@ def sorted_findings(findings: Iterable[Finding]) -> tuple[Finding, ...]:
 
 
 def leave_out(column: str, why: str) -> str:
-    """Write the cure that drops a column."""
+    """Return the cure that drops a column."""
     return f"{why}: drop=[{column!r}]."
 
 
 def text_findings(column: str, values: pl.Series) -> Iterator[Finding]:
-    """Yield a finding if text that would be categories holds numbers or dates in writing.
+    """Yield a finding if text that would be categories holds written numbers or dates.
 
     Args:
+        column: The name of the column.
         values: One of each value of the column, none missing.
     """
     if values.dtype != pl.String or not len(values):
         return
-    example = shown(values[0], 40)
-    as_number = "As categories their size means nothing: write plain numbers, such as 1234.5."
-    if _mostly(values, _COMMA):
-        yield Finding(
-            "number",
-            column,
-            f"numbers with a decimal comma, such as {example}, read as categories",
-            as_number,
-        )
-    elif _mostly(values, _MONEY) and _mostly(values, _SIGN):
-        yield Finding(
-            "number",
-            column,
-            f"amounts with a sign or unit, such as {example}, read as categories",
-            as_number,
-        )
-    elif _mostly(values, _MONEY) and _mostly(values, r"\d[,']\d{3}|\d \d{3}", least=1):
-        yield Finding(
-            "number",
-            column,
-            f"numbers with separators, such as {example}, read as categories",
-            as_number,
-        )
+    example = f"such as {shown(values[0], 40)}, read as categories"
+    numbers = _written_numbers(values)
+    if numbers:
+        cure = "As categories their size means nothing: write plain numbers, such as 1234.5."
+        yield Finding("number", column, f"{numbers}, {example}", cure)
     elif _mostly(values, _DATE):
         cure = f"Split the rows by it: time={column!r}, or leave it out: drop=[{column!r}]."
-        yield Finding("date", column, f"dates, such as {example}, read as categories", cure)
+        yield Finding("date", column, f"dates, {example}", cure)
 
 
-def _mostly(values: pl.Series, pattern: str, least: int | None = None) -> bool:
-    matching = int(values.str.contains(pattern).sum())
-    return matching >= (MOSTLY * len(values) if least is None else least)
+def _written_numbers(values: pl.Series) -> str:
+    """Return how the values are written if they are numbers, else nothing."""
+    if _mostly(values, _COMMA):
+        return "numbers with a decimal comma"
+    if not _mostly(values, _MONEY):
+        return ""
+    if _mostly(values, _SIGN):
+        return "amounts with a sign or unit"
+    if values.str.contains(_SEPARATED).any():
+        return "numbers with separators"
+    return ""
+
+
+def _mostly(values: pl.Series, pattern: str) -> bool:
+    return int(values.str.contains(pattern).sum()) >= MOSTLY * len(values)
 
 
 def renamed_findings(names: Sequence[str]) -> Iterator[Finding]:
-    """Yield the columns of CSV that have a name twice, of which the second was renamed."""
+    """Yield the columns of CSV whose name occurs twice, the second of which polars renamed."""
     for name in names:
-        first = _RENAMED.match(name)
-        if first and first[1] in names:
-            text = f"the file has the name {shown(first[1])} twice, and this is what the second is called"
-            yield Finding(
-                "renamed", name, text, leave_out(name, "Name the columns apart, or leave one out")
-            )
+        first = header_name(name)
+        if first != name and first in names:
+            text = f"the file has the name {shown(first)} twice, and the second is called this"
+            cure = leave_out(name, "Name the columns apart, or leave one out")
+            yield Finding("renamed", name, text, cure)
 
 
 def header_name(name: str) -> str:
     """Return a column's name as the first line of CSV has it."""
     found = _RENAMED.match(name)
-    return found[1] if found else name
+    if found is None:
+        return name
+    return found[1]
 
 
 def header_findings(names: Sequence[str], are_values: int) -> Iterator[Finding]:
     """Yield a finding if the first line of CSV looks like a row.
 
     Args:
+        names: The names of all columns.
         are_values: The number of columns whose name could be one of their values.
     """
     if are_values >= max(len(names) / 2, min(2, len(names))):
-        text = f"the first line, {shown(','.join(map(header_name, names)), 80)}, looks like data, not like names"
+        line = shown(",".join(map(header_name, names)), 80)
+        text = f"the first line, {line}, looks like data, not like names"
         yield Finding("header", None, text, "Name the columns: names=[...].")
 
 
@@ -123,24 +124,22 @@ def row_findings(rows: int, repeated: int, by_chance: float) -> Iterator[Finding
     """Yield a finding if rows repeat that would not do so by chance.
 
     Args:
-        repeated: Rows that an earlier row equals in all columns.
-        by_chance: Pairs of equal rows if columns had nothing to do with each other.
+        rows: The number of rows.
+        repeated: The rows that an earlier row equals in all columns.
+        by_chance: The pairs of equal rows to be expected if columns were independent.
     """
     if repeated >= REPEATED * rows and repeated > 2 * by_chance:
-        text = f"{plural(repeated, 'row')} of {rows:,} {'is' if repeated == 1 else 'are'} the same as an earlier one"
-        yield Finding(
-            "rows",
-            None,
-            text,
-            "If they are copies, remove them: a copy among the test rows makes a result look better.",
+        verb = "is" if repeated == 1 else "are"
+        text = f"{plural(repeated, 'row')} of {rows:,} {verb} the same as an earlier one"
+        cure = (
+            "If they are copies, remove them: "
+            "a copy among the test rows makes a result look better."
         )
+        yield Finding("rows", None, text, cure)
 
 
 def looks_like_data(names: Sequence[str]) -> bool:
     """Return whether most names of columns are numbers, as where CSV has no header."""
-    numbers = [
-        name
-        for name in map(header_name, names)
-        if re.fullmatch(r"[+-]?\d*\.?\d+(e[+-]?\d+)?", name.strip())
-    ]
+    headers = [header_name(name).strip() for name in names]
+    numbers = [name for name in headers if _NUMBER.fullmatch(name)]
     return len(numbers) >= max(1, len(names) / 2)

@@ -1,100 +1,37 @@
-"""Columns: what each column of a user's file is, and how it is to become numbers for a model."""
+"""Schema: the kind of each column, inferred from the first rows or given by the user."""
 
 import math
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any
 
-import numpy as np
 import polars as pl
+from polars import selectors
 
-from ..._common.checks import is_whole
 from ..._common.errors import DataError, nearest
 from ..._common.plain import read_toml
-
-Kind = Literal["numeric", "categorical", "list", "vector"]
-Scale = Literal["standard", "quantile", "log", "none"]
+from ..columns import Column, Kind
 
 FEW_VALUES = 10  # whole numbers with at most that many values are categories
-MOSTLY_NUMBERS = (
-    0.95  # from that share on, text among numbers is an error to be told, not a category
-)
-MOST_BUCKETS, LONGEST_LIST = 100_000_000, 10_000
+MOSTLY_NUMBERS = 0.95  # from this fraction on, text among numbers is an error, not a category
+EXACT = 2**53  # the largest whole number up to which a float holds all
 MISSING_TEXT = ("", "NA", "N/A", "nan", "NaN", "null", "NULL", "None")
+LONG_ID = r"^[+-]?\d{16,}$"  # a whole number of which a float would lose digits
 _ID_LIKE = re.compile(r"(^|[_.\s-])(id|ids|uid|code|zip|zipcode|hash|key)$|[a-z]Id$", re.IGNORECASE)
 
+GivenColumn = Column | Kind | Mapping[str, Any]
+Given = Mapping[str, GivenColumn]
 
-@dataclass(frozen=True)
-class Column:
-    """One input column: its kind, and the settings of its kind.
+
+def given_columns(columns: Given | str | Path | None) -> dict[str, GivenColumn]:
+    """Return the settings of columns that the user gives.
 
     Args:
-        width: Its dimensions in the model: of the embedding of categories. None is by rule; numbers and vectors have their own.
-        scale: Of numbers: "standard" subtracts the mean and divides by the standard deviation, "quantile" gives each its rank
-            from -1 to 1, "log" standardises sign(x) * log(1 + |x|), "none" leaves them. A vector is scaled as a whole.
-        min_count: Categories with fewer train rows share one id with those that train rows do not have.
-        buckets: Hash categories into that many ids instead of keeping a vocabulary.
-        separator: Between the categories of a list that is given as text, such as "|".
-        max_length: Categories of a list beyond that many are left out.
+        columns: Settings by the name of a column, or the path of a TOML file with a table
+            [columns.NAME] for each; None gives none.
     """
-
-    name: str
-    kind: Kind
-    width: int | None = None
-    scale: Scale = "standard"
-    min_count: int = 2
-    buckets: int | None = None
-    separator: str | None = None
-    max_length: int = 20
-
-    def __post_init__(self) -> None:
-        for field in fields(self):
-            object.__setattr__(self, field.name, plain(getattr(self, field.name)))
-        rules = {
-            f"kind must be one of {', '.join(get_args(Kind))}, but is {self.kind!r}": self.kind
-            in get_args(Kind),
-            f"scale must be one of {', '.join(get_args(Scale))}, but is {self.scale!r}": self.scale
-            in get_args(Scale),
-            f"width must be a whole number of at least 1, but is {self.width!r}": self.width is None
-            or _positive(self.width),
-            f"min_count must be a whole number of at least 1, but is {self.min_count!r}": _positive(
-                self.min_count
-            ),
-            f"buckets must be a whole number from 1 to {MOST_BUCKETS:,}, but is {self.buckets!r}": self.buckets
-            is None
-            or _positive(self.buckets, MOST_BUCKETS),
-            f"max_length must be a whole number from 1 to {LONGEST_LIST:,}, but is {self.max_length!r}": _positive(
-                self.max_length, LONGEST_LIST
-            ),
-            f"separator must be text, such as '|', but is {self.separator!r}": self.separator
-            is None
-            or (isinstance(self.separator, str) and self.separator != ""),
-            f"buckets are for categories, not for kind={self.kind!r}": self.buckets is None
-            or self.kind == "categorical",
-        }
-        problems = [sentence for sentence, holds in rules.items() if not holds]
-        if problems:
-            raise DataError(f"Column {self.name!r}: {'; '.join(problems)}.")
-
-
-def plain(value: Any) -> Any:
-    """A number of numpy as one of Python, which JSON knows; anything else as it is."""
-    return value.item() if isinstance(value, np.generic) else value
-
-
-def _positive(value: Any, most: int | None = None) -> bool:
-    return is_whole(value) and value >= 1 and (most is None or value <= most)
-
-
-Given = Mapping[str, "Column | Kind | Mapping[str, Any]"]
-
-
-def given_columns(
-    columns: Given | str | Path | None,
-) -> dict[str, Column | Kind | Mapping[str, Any]]:
-    """What the user says about columns, as a mapping or in a TOML file with a table [columns.NAME] for each."""
     if columns is None:
         return {}
     if isinstance(columns, Mapping):
@@ -111,21 +48,21 @@ def given_columns(
         raise DataError(f"The schema file {columns} cannot be read: {error.strerror}.") from error
     unknown = set(content) - {"columns"}
     if unknown or not isinstance(content.get("columns"), dict):
-        raise DataError(
-            f"{columns}: expected tables [columns.NAME] alone, but found {', '.join(sorted(unknown)) or 'none'}."
-        )
+        found = ", ".join(sorted(unknown)) or "none"
+        raise DataError(f"{columns}: expected tables [columns.NAME] alone, but found {found}.")
     return dict(content["columns"])
 
 
-def complete(name: str, given: Column | Kind | Mapping[str, Any], inferred: Column) -> Column:
-    """What the user says of a column, and what was inferred where the user is silent."""
+def complete(name: str, given: GivenColumn, inferred: Column) -> Column:
+    """Return the settings that the user gives for a column, completed by those inferred."""
     if isinstance(given, Column):
         return replace(given, name=name)
     if isinstance(given, str):
         return replace(inferred, kind=given)
     if not isinstance(given, Mapping):
         raise DataError(
-            f"Column {name!r}: expected a kind, a Column or settings such as {{'kind': ...}}, but found {given!r}."
+            f"Column {name!r}: expected a kind, a Column or settings such as {{'kind': ...}}, "
+            f"but found {given!r}."
         )
     known = {field.name for field in fields(Column)} - {"name"}
     for key in given:
@@ -135,53 +72,75 @@ def complete(name: str, given: Column | Kind | Mapping[str, Any], inferred: Colu
 
 
 def infer(sample: pl.DataFrame, names: Iterable[str], *, text: bool) -> dict[str, Column]:
-    """Guess the kind of each column from its first rows.
+    """Return a guess of the settings of each column.
 
     Args:
-        text: The columns hold text, as CSV does, whatever they mean.
+        sample: The first rows.
+        names: The columns to guess.
+        text: Whether the columns hold text, whatever it means, as in CSV.
     """
-    return {name: _infer(sample[name], text=text) for name in names}
+    return {name: Column(name, _kind(sample[name], text=text)) for name in names}
 
 
-def _infer(values: pl.Series, *, text: bool) -> Column:
-    name, dtype = values.name, values.dtype
+def _kind(values: pl.Series, *, text: bool) -> Kind:
+    dtype = values.dtype
     if isinstance(dtype, pl.Array):
-        return Column(name, "vector" if dtype.inner.is_numeric() else "list")
+        return "vector" if dtype.inner.is_numeric() else "list"
     if isinstance(dtype, pl.List):
-        lengths = values.drop_nulls().list.len()
-        even = len(lengths) > 0 and lengths.n_unique() == 1 and int(lengths[0]) > 1
-        return Column(name, "vector" if dtype.inner.is_float() and even else "list")
+        is_vector = dtype.inner.is_float() and _have_one_length(values)
+        return "vector" if is_vector else "list"
     if dtype == pl.String and text:
-        stripped = values.str.strip_chars()
-        present = stripped.filter(~stripped.is_in(MISSING_TEXT)).drop_nulls()
-        numbers = present.cast(pl.Float64, strict=False).drop_nulls()
-        if len(numbers) < MOSTLY_NUMBERS * len(present) or len(present) == 0:
-            return Column(name, "categorical")
-        if present.str.contains(
-            r"^[+-]?\d{16,}$"
-        ).any():  # an id, of which a float would lose digits
-            return Column(name, "categorical")
-        whole = len(present.cast(pl.Int64, strict=False).drop_nulls()) >= len(numbers)
-        return Column(name, _kind_of_numbers(name, numbers, whole=whole))
+        return _kind_of_text(values)
     if dtype.is_float() or dtype.is_decimal() or dtype.is_temporal() or dtype == pl.Boolean:
-        return Column(name, "numeric")
-    if dtype.is_integer():
-        present = values.drop_nulls()
-        exact = bool((present.cast(pl.Float64).abs() <= 2**53).all())  # a float holds them
-        return Column(name, _kind_of_numbers(name, present, whole=True) if exact else "categorical")
-    return Column(name, "categorical")
-
-
-def _kind_of_numbers(name: str, numbers: pl.Series, *, whole: bool) -> Kind:
-    """Whole numbers are categories if they are called an id, or take a few values but not just two."""
-    if not whole:
         return "numeric"
-    few = 2 < numbers.n_unique() <= FEW_VALUES and len(numbers) > 10 * FEW_VALUES
-    return "categorical" if few or _ID_LIKE.search(name) else "numeric"
+    if dtype.is_integer():
+        return _kind_of_integers(values.drop_nulls())
+    return "categorical"
+
+
+def _have_one_length(lists: pl.Series) -> bool:
+    """Return whether all lists have the same length, of at least 2."""
+    lengths = lists.drop_nulls().list.len()
+    return len(lengths) > 0 and lengths.n_unique() == 1 and int(lengths[0]) > 1
+
+
+def _kind_of_text(values: pl.Series) -> Kind:
+    """Return the kind of a column of CSV."""
+    stripped = values.str.strip_chars()
+    present = stripped.filter(~stripped.is_in(MISSING_TEXT)).drop_nulls()
+    numbers = present.cast(pl.Float64, strict=False).drop_nulls()
+    if len(present) == 0 or len(numbers) < MOSTLY_NUMBERS * len(present):
+        return "categorical"
+    if present.str.contains(LONG_ID).any():
+        return "categorical"
+    whole = present.cast(pl.Int64, strict=False).drop_nulls()
+    if len(whole) < len(numbers):
+        return "numeric"
+    return _kind_of_whole_numbers(values.name, numbers)
+
+
+def _kind_of_integers(present: pl.Series) -> Kind:
+    if not (present.cast(pl.Float64).abs() <= EXACT).all():
+        return "categorical"
+    return _kind_of_whole_numbers(present.name, present)
+
+
+def _kind_of_whole_numbers(name: str, numbers: pl.Series) -> Kind:
+    """Return "categorical" for ids by their name, and for a few values but not just two."""
+    is_few = 2 < numbers.n_unique() <= FEW_VALUES and len(numbers) > 10 * FEW_VALUES
+    if is_few or _ID_LIKE.search(name):
+        return "categorical"
+    return "numeric"
+
+
+def present_text(name: str) -> pl.Expr:
+    """Return a column of text without blanks around its cells; null where they mean no value."""
+    text = selectors.by_name(name).as_expr().str.strip_chars()
+    return pl.when(~text.is_in(MISSING_TEXT)).then(text).alias(name)
 
 
 def default_width(categories: int) -> int:
-    """The width of an embedding, growing slowly with the number of categories.
+    """Return the width of an embedding, which grows slowly with the number of categories.
 
     >>> default_width(10), default_width(1_000), default_width(1_000_000)
     (6, 64, 64)

@@ -1,172 +1,148 @@
-"""An endless search-ranking log with hundreds of fields, of which it is known what each is for.
+"""A synthetic search-ranking log with hundreds of fields and known ground truth.
 
-The log is drawn in chunks of fixed size, each from its own seed, so that any cut through it gives the same rows.
+The log is endless. It is drawn in chunks of fixed size, each from its own seed, so that any cut
+through it gives the same rows.
 """
 
 import math
 import os
-import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
-from numpy.random import Generator
-from numpy.typing import NDArray
 
-from ..._common.checks import is_number, is_seed, is_whole, refuse_settings
+from ..._common.checks import LARGEST_SEED, check_arguments, check_settings, setting, whole
 from ..._common.errors import TorchleapError
 from ..._common.files import make_folder, replace_file
+from ..._common.optional import need
+from ..._common.plain import key_of
 from .industrial_fields import (
+    FEWEST_FIELDS,
     USEFUL,
     USELESS,
-    Column,
     Floats,
     Kind,
+    LogField,
     Role,
     Slot,
-    Values,
     dims_possible,
-    fewest_fields,
     partner,
-    shuffled,
+    scrambled,
     slots_of,
     widths_of,
 )
+from .industrial_rows import CHUNK, SIGNAL, LogRows
 
 if TYPE_CHECKING:
-    from polars import DataFrame, Series
+    from polars import DataFrame
 
     from ..task import Task
 
 MOST_FIELDS = 100_000
-CHUNK = 4_000  # rows; 160 times two queries that have 25 rows together
-QUERIES = 320  # in a chunk
 GROUP = 8_000  # rows in a row group of a file
-DAY = 86_400  # seconds
-FIRST_SECOND = 1_767_225_600  # 2026-01-01
-ROWS_BEFORE_DEATH = 1_000
-COPY_NOISE = 0.1  # standard deviation for numbers and vectors, share of wrong ids
-SIGNAL = 1.4  # standard deviation of the log odds, for a Bayes AUC of 0.8
-BASE_RATE = 0.15
 STRENGTH: dict[Role, float] = {"main": 1.0, "pair": 1.5, "sparse main": 0.6, "drift": 1.0}
+SIZES = (1.4, 1.0, 0.7)  # of the effects of a role, in turn
 
 
 @dataclass(frozen=True)
 class IndustrialLog:
-    """A search-ranking log with a known truth; `frame`, `stream` and `write` give any rows of it.
+    """A search-ranking log with known ground truth; `frame`, `stream` and `write` give its rows.
 
-    Fields are statistics (numbers), ids, which follow Zipf's law, and behaviour embeddings, given as vectors or as ids with wide
-    tables. The label is drawn from the logistic of the sum of all effects: of a number itself, of a direction of a vector, or of
-    a hash of an id. Names, widths and order depend on `fields` and `dims` alone; the seed decides about effects and rows.
+    Fields are statistics (numbers), ids, which follow Zipf's law, and behaviour embeddings, given
+    as vectors or as ids with wide tables. The label is drawn from the logistic of the sum of all
+    effects: of a number itself, of a direction of a vector, or of a hash of an id. Names, widths
+    and order depend on `fields` and `dims` alone; the seed determines effects and rows.
 
-    The roles: "main" fields have an effect, those of a "pair" only through their product, "drift" fields one that fades out or
-    grows with time; "redundant" fields are noisy copies of a main field; "sparse" fields are 0 in nearly all rows; "dead" fields
-    are null from the first row on, or after 1,000 rows; "noise" and "constant" fields say nothing.
+    The roles: "main" fields have an effect, those of a "pair" only through their product, "drift"
+    fields one that fades out or grows with time; "redundant" fields are noisy copies of a main
+    field; "sparse" fields are 0 in nearly all rows; "dead" fields are null from the first row on,
+    or after 1,000 rows; "noise" and "constant" fields carry no information.
 
     Args:
-        dims: Dimensions of all fields together, in the model: about half of the wide ones are tables of ids.
-        drift_days: After so many days the fading effects are gone and the growing ones have their full size.
-        switch_days: After so many days they change at once, instead of slowly.
-        active: The share of rows in which a sparse field is not 0.
+        fields: The number of fields.
+        dims: The dimensions of all fields together, in the model; about half of the wide ones are
+            tables of ids.
+        queries_per_day: The number of queries per day; each has 5 to 20 rows.
+        drift_days: The number of days after which fading effects are 0 and growing ones have
+            their full size.
+        users: The number of users.
+        active: The fraction of rows in which a sparse field is not 0.
+        seed: The seed of effects and rows.
+        switch_days: The number of days after which drifting effects change at once; None changes
+            them slowly.
 
     >>> log = IndustrialLog(fields=64, dims=1_000, seed=0)
     >>> len(log.widths), sum(log.widths.values()), log.role["main_number_1_000"]
     (64, 1000, 'main')
     """
 
-    fields: int = 512
+    fields: int = setting(512, at_least=FEWEST_FIELDS, at_most=MOST_FIELDS)
     dims: int = 12_000
-    queries_per_day: int = 4_000
-    drift_days: float = 10.0
-    users: int = 20_000
-    active: float = 0.01
-    seed: int = 0
-    switch_days: float | None = None
+    queries_per_day: int = setting(4_000, at_least=1)
+    drift_days: float = setting(10.0, above=0)
+    users: int = setting(20_000, at_least=1)
+    active: float = setting(0.01, above=0, at_most=1)
+    seed: int = setting(0, at_least=0, at_most=LARGEST_SEED)
+    switch_days: float | None = setting(None, at_least=0)
 
     def __post_init__(self) -> None:
-        least = fewest_fields()
-        enough = is_whole(self.fields) and least <= self.fields <= MOST_FIELDS
-        low, high = dims_possible(slots_of(self.fields)) if enough else (1, sys.maxsize)
-        rules = {
-            "fields": (
-                f"a whole number of at least {least}, to hold every role, and at most {MOST_FIELDS:,}",
-                enough,
-            ),
-            "dims": (
-                f"{low:,} to {high:,} for {self.fields} fields (fewer or more fields take fewer or more)",
-                is_whole(self.dims) and low <= self.dims <= high,
-            ),
-            "queries_per_day": (
-                "a whole number of at least 1",
-                is_whole(self.queries_per_day) and self.queries_per_day >= 1,
-            ),
-            "drift_days": (
-                "a number above 0",
-                is_number(self.drift_days) and 0 < self.drift_days < math.inf,
-            ),
-            "switch_days": (
-                "a number of at least 0, or None",
-                self.switch_days is None or (is_number(self.switch_days) and self.switch_days >= 0),
-            ),
-            "users": ("a whole number of at least 1", is_whole(self.users) and self.users >= 1),
-            "active": (
-                "a share above 0 and up to 1",
-                is_number(self.active) and 0 < self.active <= 1,
-            ),
-            "seed": ("a whole number from 0 to 4,294,967,295", is_seed(self.seed)),
-        }
-        refuse_settings(
-            {
-                f"{name} must be {text}, but is {getattr(self, name)!r}": ok
-                for name, (text, ok) in rules.items()
-            }
-        )
+        check_settings(self)
+        low, high = dims_possible(slots_of(self.fields))
+        wanted = f"{low:,} to {high:,} for {self.fields} fields"
+        more = "fewer or more fields take fewer or more"
+        sentence = f"dims must be {wanted} ({more}), but is {self.dims!r}"
+        check_arguments({sentence: low <= self.dims <= high})
 
     @cached_property
-    def columns(self) -> dict[str, Column]:
-        """Everything about each field, in field order, which says nothing about the roles."""
-        return {
-            column.name: column
-            for column in sorted(self._columns.values(), key=lambda column: shuffled(column.name))
-        }
+    def columns(self) -> dict[str, LogField]:
+        """Everything about each field, in field order, which does not depend on the roles."""
+        ordered = sorted(self.slots.values(), key=lambda column: scrambled(column.name))
+        return {column.name: column for column in ordered}
+
+    @cached_property
+    def slots(self) -> dict[Slot, LogField]:
+        """The fields in the order in which they are drawn: sources before their copies."""
+        slots = slots_of(self.fields)
+        widths = widths_of(slots, self.dims)
+        return {slot: LogField(*slot, width=widths[slot]) for slot in slots}
 
     @cached_property
     def role(self) -> dict[str, Role]:
-        """What each field is for, in field order."""
+        """The role of each field, in field order."""
         return {name: column.role for name, column in self.columns.items()}
 
     @cached_property
     def kind(self) -> dict[str, Kind]:
-        """How each field is given."""
+        """The kind of each field: "number", "ids" or "vector"."""
         return {name: column.kind for name, column in self.columns.items()}
 
     @cached_property
     def widths(self) -> dict[str, int]:
-        """The dimensions of each field in the model: 1 for a number, the table's width for ids, the length of a vector."""
+        """The dimensions of each field in the model.
+
+        They are 1 for a number, the width of the table for ids, and the length of a vector.
+        """
         return {name: column.width for name, column in self.columns.items()}
 
     @cached_property
     def cardinality(self) -> dict[str, int]:
         """The rows of the table that each field of ids needs; ids are below it."""
-        return {
-            name: column.cardinality
-            for name, column in self.columns.items()
-            if column.kind == "ids"
-        }
+        ids = [column for column in self.columns.values() if column.kind == "ids"]
+        return {column.name: column.cardinality for column in ids}
 
     @property
     def schema(self) -> dict[str, dict[str, Any]]:
-        """What `read` is to make of each field."""
-        kinds = {"number": {"kind": "numeric"}, "vector": {"kind": "vector"}}
-        ids = {"kind": "categorical"}
-        return {
-            n: kinds[kind] if kind in kinds else {**ids, "width": self.widths[n]}
-            for n, kind in self.kind.items()
-        }
+        """The settings of each field for `read`."""
+        found: dict[str, dict[str, Any]] = {}
+        for name, kind in self.kind.items():
+            if kind == "ids":
+                found[name] = {"kind": "categorical", "width": self.widths[name]}
+            else:
+                found[name] = {"kind": "vector" if kind == "vector" else "numeric"}
+        return found
 
     @property
     def useful(self) -> tuple[str, ...]:
@@ -175,282 +151,131 @@ class IndustrialLog:
 
     @property
     def useless(self) -> tuple[str, ...]:
-        """The fields that say nothing about the label; redundant ones are neither."""
+        """The fields that the label does not depend on; redundant ones are not among them."""
         return tuple(name for name, role in self.role.items() if role in USELESS)
 
     @cached_property
     def pairs(self) -> tuple[tuple[str, str], ...]:
         """The fields that matter through their product alone."""
-        firsts = [slot for slot in self._columns if slot[0] == "pair" and slot[2] % 2 == 0]
-        return tuple(
-            (self._columns[slot].name, self._columns[partner(slot)].name) for slot in firsts
-        )
+        found = []
+        for slot, column in self.slots.items():
+            role, _, number = slot
+            if role == "pair" and number % 2 == 0:
+                found.append((column.name, self.slots[partner(slot)].name))
+        return tuple(found)
 
     @cached_property
     def source(self) -> dict[str, str]:
         """The main field that each redundant one is a copy of."""
-        copies = [slot for slot in self._columns if slot[0] == "redundant"]
-        return {self._columns[slot].name: self._columns[partner(slot)].name for slot in copies}
+        found = {}
+        for slot, column in self.slots.items():
+            if column.role == "redundant":
+                found[column.name] = self.slots[partner(slot)].name
+        return found
 
     @cached_property
     def drift(self) -> dict[str, Literal["fades", "grows"]]:
-        """Where the effect of each drifting field goes."""
+        """The direction in which the effect of each drifting field changes."""
         drifting = [column for column in self.columns.values() if column.role == "drift"]
         return {column.name: "grows" if column.number % 2 else "fades" for column in drifting}
 
     @cached_property
     def effect(self) -> dict[str, float]:
-        """The standard deviation over all rows that a useful field, or its pair, adds to the log odds when it is fully there."""
-        useful = [self.columns[name] for name in self.useful]
-        raw = {c.name: STRENGTH[c.role] * (1.4, 1.0, 0.7)[c.number // 2 % 3] for c in useful}
+        """The standard deviation that a useful field, or its pair, adds to the log odds.
+
+        It is taken over all rows, with drifting effects at their full size.
+        """
+        raw = {}
+        for name in self.useful:
+            column = self.columns[name]
+            raw[name] = STRENGTH[column.role] * SIZES[column.number // 2 % len(SIZES)]
         second = {b for _, b in self.pairs}  # a pair counts once
         total = math.sqrt(sum(size**2 for name, size in raw.items() if name not in second))
         return {name: SIGNAL * size / total for name, size in raw.items()}
 
+    @cached_property
+    def _rows(self) -> LogRows:
+        return LogRows(self)
+
     def frame(self, rows: int, start: int = 0) -> "DataFrame":
-        """The rows from `start` on: label, user, query, time, and the fields in order."""
-        return next(self._cut(_whole("rows", rows, 0), _whole("start", start, 0)))
+        """Return rows from `start` on: label, user, query, time, and the fields in order."""
+        check_arguments(rows=whole(rows, at_least=0), start=whole(start, at_least=0))
+        return next(self._cut(rows, start))
 
     def stream(self, chunk: int = 8_192, start: int = 0) -> "Iterator[DataFrame]":
-        """The rows from `start` on, `chunk` at a time, without end."""
-        return self._cut(_whole("chunk", chunk, 1), _whole("start", start, 0))
+        """Return the rows from `start` on, `chunk` rows at a time, without end."""
+        check_arguments(chunk=whole(chunk, at_least=1), start=whole(start, at_least=0))
+        return self._cut(chunk, start)
 
     def write(
         self, path: str | os.PathLike[str], rows: int, progress: Callable[[int], None] | None = None
     ) -> None:
-        """Write the first rows to a Parquet file, which appears whole or not at all.
+        """Write the first rows to a Parquet file, which is replaced atomically.
 
         Args:
-            progress: Is told the number of rows done, after each row group.
+            path: The file, which ends in .parquet.
+            rows: The number of rows.
+            progress: Called with the number of rows done, after each row group.
         """
         target = Path(path)
         if target.suffix != ".parquet":
             raise TorchleapError(
-                f"Expected a path that ends in .parquet, but found {str(path)!r}. Give the file that ending."
+                f"Expected a path that ends in .parquet, but found {str(path)!r}. "
+                "Give the file that ending."
             )
-        _whole("rows", rows, 0)
+        check_arguments(rows=whole(rows, at_least=0))
         make_folder(target.parent)
         with replace_file(target) as temporary:
             self._write_groups(temporary, rows, progress or (lambda done: None))
 
+    def _write_groups(self, path: Path, rows: int, progress: Callable[[int], None]) -> None:
+        parquet = need("pyarrow.parquet", "data", "The log")
+        schema = self.frame(0).to_arrow().schema
+        repeated = list(self.cardinality)  # other values hardly repeat
+        with parquet.ParquetWriter(
+            path, schema, compression="zstd", use_dictionary=repeated
+        ) as writer:
+            for done, frame in zip(range(0, rows, GROUP), self.stream(GROUP), strict=False):
+                part = frame[: rows - done]
+                writer.write_table(part.to_arrow(), row_group_size=GROUP)
+                progress(done + len(part))
+
     def signals(self, frame: "DataFrame") -> dict[str, Floats]:
-        """What the label sees of each useful field: a number a row, of mean 0 and variance 1 where the field is not sparse 0."""
-        return {
-            name: self._signal(self.columns[name], frame[name].to_numpy()) for name in self.useful
-        }
+        """Return the number per row through which each useful field affects the label.
+
+        It has mean 0 and variance 1 where the field is not sparse 0.
+        """
+        return self._rows.signals({name: frame[name].to_numpy() for name in self.useful})
 
     def log_odds(self, frame: "DataFrame") -> Floats:
-        """The true log odds of the label; no model can do better."""
-        return self._log_odds(self.signals(frame), frame["time"].to_numpy())
-
-    @cached_property
-    def _columns(self) -> dict[Slot, Column]:
-        """The fields in the order in which they are drawn: sources before their copies."""
-        slots = slots_of(self.fields)
-        widths = widths_of(slots, self.dims)
-        return {slot: Column(*slot, width=widths[slot]) for slot in slots}
+        """Return the true log odds of the label; no model can do better."""
+        return self._rows.log_odds(self.signals(frame), frame["time"].to_numpy())
 
     def _cut(self, rows: int, start: int) -> "Iterator[DataFrame]":
-        concat: Callable[..., DataFrame] = _need("polars").concat
+        """Yield the rows from `start` on, so many at a time."""
+        polars = need("polars", "data", "The log")
         number, before = divmod(start, CHUNK)
         waiting = [self._chunk(number)[before:]]
         while True:
             while sum(map(len, waiting)) < rows:
                 number += 1
                 waiting.append(self._chunk(number))
-            together = concat(waiting)
+            together = polars.concat(waiting)
             waiting = [together[rows:]]
             yield together[:rows]
 
-    def _write_groups(self, path: Path, rows: int, progress: Callable[[int], None]) -> None:
-        parquet = _need("pyarrow.parquet")
-        schema = self.frame(0).to_arrow().schema
-        plain = {
-            "compression": "zstd",
-            "use_dictionary": list(self.cardinality),
-        }  # other values hardly repeat
-        with parquet.ParquetWriter(path, schema, **plain) as writer:
-            for done, frame in zip(range(0, rows, GROUP), self.stream(GROUP), strict=False):
-                part = frame[: rows - done]
-                writer.write_table(part.to_arrow(), row_group_size=GROUP)
-                progress(done + len(part))
-
     def _chunk(self, number: int) -> "DataFrame":
-        """All rows of one chunk; a function of settings and number alone."""
-        rng = _rng(self.seed, 1, number)
-        rows = self._draw_queries(number, rng)
-        values: dict[str, Values] = {}
-        for column in self._columns.values():
-            values[column.name] = self._draw(column, number, values, rng)
-        signals = {name: self._signal(self.columns[name], values[name]) for name in self.useful}
-        odds = self._log_odds(signals, rows["time"])
-        label = rng.random(CHUNK, dtype=np.float32) < 1 / (1 + np.exp(-odds))
-        ordered = {"label": label.astype(np.int8), **rows} | {
-            name: values[name] for name in self.columns
-        }
-        frame: DataFrame = _need("polars").DataFrame(
-            [_series(name, found) for name, found in ordered.items()]
-        )
-        return frame
-
-    def _draw_queries(self, number: int, rng: Generator) -> dict[str, Values]:
-        """User, query and time: queries of 5 to 20 rows that fill the chunk exactly."""
-        half = rng.integers(5, 21, QUERIES // 2)
-        sizes = rng.permutation(np.concatenate([half, 25 - half]))
-        query = number * QUERIES + np.arange(QUERIES)
-        moment = query + rng.random(
-            QUERIES
-        )  # in queries since the first; rising, since each stays in its own slot
-        time = FIRST_SECOND + (moment * (DAY / self.queries_per_day)).astype(np.int64)
-        user = (self.users * rng.random(QUERIES) ** 2).astype(
-            np.int64
-        )  # some search more than others
-        return {
-            "user": np.repeat(user, sizes),
-            "query": np.repeat(query, sizes),
-            "time": np.repeat(time, sizes),
-        }
-
-    def _draw(
-        self, column: Column, number: int, drawn: Mapping[str, Values], rng: Generator
-    ) -> Values:
-        """The values of a field in a chunk; fewer than the chunk has rows if the rest is null."""
-        if column.role == "constant":
-            return column.zeros(CHUNK) + 1
-        if column.role == "dead":
-            return column.draw(ROWS_BEFORE_DEATH if number == 0 and column.number % 2 else 0, rng)
-        if column.role == "redundant":
-            return self._copy(column, drawn[self.source[column.name]], rng)
-        if column.role in ("sparse main", "sparse noise"):
-            values, places = (
-                column.zeros(CHUNK),
-                np.flatnonzero(rng.random(CHUNK, dtype=np.float32) < self.active),
-            )
-            values[places] = column.draw(len(places), rng)
-            return values
-        return column.draw(CHUNK, rng)
-
-    def _copy(self, column: Column, source: Values, rng: Generator) -> Values:
-        other = column.draw(CHUNK, rng)
-        if column.kind == "ids":
-            wrong = rng.random(CHUNK, dtype=np.float32) < COPY_NOISE
-            return column.relabel(np.where(wrong, other, source))
-        other *= np.float32(COPY_NOISE)
-        other += source @ self._basis[column.name] if column.kind == "vector" else source
-        return other
-
-    def _signal(self, column: Column, values: Values) -> Floats:
-        if column.kind == "number":
-            return values
-        if column.kind == "vector":
-            return (values @ self._basis[column.name])[:, 0]
-        key, mean, size = self._hash[column.name]
-        return np.where(values > 0, (_normal_of(values, key) - mean) / size, 0).astype(np.float32)
-
-    def _log_odds(self, signals: Mapping[str, Floats], time: Values) -> Floats:
-        """The sum of all effects (rows,)."""
-        spread = math.sqrt(
-            1 + math.pi / 8 * SIGNAL**2
-        )  # how much a normal of this size flattens the logistic
-        days = (time - FIRST_SECOND) / DAY
-        slowly = (1 - np.cos(np.pi * np.clip(days / self.drift_days, 0, 1))) / 2
-        faded = slowly if self.switch_days is None else days >= self.switch_days
-        total = np.full(len(time), spread * math.log(BASE_RATE / (1 - BASE_RATE)))
-        for a, b in self.pairs:
-            total += self.effect[a] * signals[a] * signals[b]
-        for name, role in self.role.items():
-            if role in ("main", "sparse main"):
-                total += (
-                    self.effect[name]
-                    / (math.sqrt(self.active) if role == "sparse main" else 1)
-                    * signals[name]
-                )
-            elif role == "drift":
-                total += (
-                    self.effect[name]
-                    * (faded if self.drift[name] == "grows" else 1 - faded)
-                    * signals[name]
-                )
-        return total.astype(np.float32)
-
-    @cached_property
-    def _basis(self) -> dict[str, Floats]:
-        """For each useful vector the direction that matters, (width, 1); for each copy of one its rotation, (width, width)."""
-        found = {}
-        for column in self._columns.values():
-            if column.kind == "vector" and column.role in (*USEFUL, "redundant"):
-                wanted = (column.width, column.width if column.role == "redundant" else 1)
-                found[column.name] = np.linalg.qr(
-                    _rng(self.seed, 0, shuffled(column.name)).standard_normal(wanted)
-                ).Q.astype(np.float32)
+        """Return all rows of one chunk; rows beyond the values of a field are null."""
+        polars = need("polars", "data", "The log")
+        columns = []
+        for name, values in self._rows.chunk(number).items():
+            column = polars.Series(name, values)
+            missing = CHUNK - len(values)
+            if missing:
+                column.append(polars.repeat(None, missing, dtype=column.dtype, eager=True))
+            columns.append(column)
+        found: DataFrame = polars.DataFrame(columns)
         return found
-
-    @cached_property
-    def _hash(self) -> dict[str, tuple[np.uint64, float, float]]:
-        """For each useful field of ids its key, and mean and standard deviation of the effects that the key gives."""
-        found = {}
-        for column in self._columns.values():
-            if column.kind == "ids" and column.role in USEFUL:
-                key, ids = (
-                    _rng(self.seed, 0, shuffled(column.name)).integers(2**64, dtype=np.uint64),
-                    np.arange(1, column.cardinality),
-                )
-                effects, share = (
-                    _normal_of(ids, key),
-                    np.log1p(1 / ids) / math.log(column.cardinality),
-                )
-                mean = float(share @ effects)
-                found[column.name] = (key, mean, math.sqrt(share @ (effects - mean) ** 2))
-        return found
-
-
-def _normal_of(ids: Values, key: np.uint64) -> NDArray[np.float64]:
-    """A standard normal number for each id: the same for the same id and key, so that there is no need for a table."""
-    bits = ids.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15) + key  # splitmix64
-    bits = (bits ^ (bits >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    bits = (bits ^ (bits >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    bits ^= bits >> np.uint64(31)
-    first, second = (bits >> np.uint64(32)) / 2**32, (bits & np.uint64(0xFFFFFFFF)) / 2**32
-    normal: NDArray[np.float64] = np.sqrt(-2 * np.log1p(-first)) * np.cos(
-        2 * np.pi * second
-    )  # Box and Muller
-    return normal
-
-
-def _rng(*numbers: int) -> Generator:
-    return Generator(np.random.SFC64(np.random.SeedSequence(numbers)))
-
-
-def _series(name: str, values: Values) -> "Series":
-    """A column of a chunk; rows beyond the values are null."""
-    polars = _need("polars")
-    found: Series = polars.Series(name, values)
-    missing = CHUNK - len(values)
-    return (
-        found.append(polars.repeat(None, missing, dtype=found.dtype, eager=True))
-        if missing
-        else found
-    )
-
-
-def _need(package: str) -> Any:
-    """A package of the extra `data`, imported where it is used."""
-    try:
-        return import_module(package)
-    except ImportError as error:
-        raise TorchleapError(
-            f"The log needs the package {package}. Install it: pip install 'torchleap[data]'."
-        ) from error
-
-
-def _whole(name: str, value: int, least: int) -> int:
-    refuse_settings(
-        {
-            f"{name} must be a whole number of at least {least}, but is {value!r}": is_whole(value)
-            and value >= least
-        }
-    )
-    return value
 
 
 def industrial(
@@ -462,26 +287,32 @@ def industrial(
     folder: str | os.PathLike[str] | None = None,
     progress: Callable[[str, int, int], None] | None = None,
 ) -> "Task":
-    """The industrial log as a task: written and encoded once, split by time, with queries as the groups of GAUC.
+    """Return the industrial log as a task: split by time, with queries as the groups of GAUC.
+
+    It is written and encoded once, and kept.
 
     Args:
-        folder: Where to keep it; the user's cache if left out.
+        rows: The number of rows.
+        fields: The number of fields, as in `IndustrialLog`.
+        dims: The dimensions of all fields together, as in `IndustrialLog`.
+        seed: The seed of effects and rows.
+        folder: The folder in which it is kept; None is the user's cache.
+        progress: Called with the step, how many rows or columns are done, and of how many.
     """
-    from ..._common.plain import key_of
     from ..files.cache import cache_folder, once
+    from ..files.options import no_progress
     from ..files.read import read
 
     log = IndustrialLog(fields=fields, dims=dims, seed=seed)
-    tell = progress or (lambda *_: None)
-    kept = cache_folder(None, folder)
+    report = progress or no_progress
     key = f"industrial_{key_of([rows, fields, dims, seed, np.__version__])}"
 
     def make(temporary: Path) -> None:
-        log.write(temporary / "log.parquet", rows, lambda done: tell("making", done, rows))
+        log.write(temporary / "log.parquet", rows, lambda done: report("making", done, rows))
 
-    path = once(kept, key, make, complete="log.parquet") / "log.parquet"
+    kept = once(cache_folder(None, folder), key, make, complete="log.parquet")
     return read(
-        path,
+        kept / "log.parquet",
         label="label",
         columns=log.schema,
         only=tuple(log.role),

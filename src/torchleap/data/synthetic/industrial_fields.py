@@ -1,4 +1,4 @@
-"""The cast of the industrial log: which fields there are, what each is for, how it is given and how wide it is."""
+"""Fields of the industrial log: their roles, how each is given, and how wide it is."""
 
 import math
 from dataclasses import dataclass
@@ -15,16 +15,14 @@ Role = Literal[
 ]
 Kind = Literal["number", "ids", "vector"]
 Slot = tuple[Role, Kind, int]  # the last is the running number within role and kind
-Values = NDArray[
-    Any
-]  # (rows,) float32 for numbers and int32 for ids, (rows, width) float32 for vectors
+Values = NDArray[Any]  # (rows,) float32 for numbers, int32 for ids; (rows, width) for vectors
 Floats = NDArray[np.float32]
 
 KINDS: tuple[Kind, ...] = get_args(Kind)
 USEFUL: tuple[Role, ...] = ("main", "pair", "sparse main", "drift")
 USELESS: tuple[Role, ...] = ("noise", "sparse noise", "constant", "dead")
 CAST: dict[Role, tuple[tuple[int, int, int], tuple[int, int, int]]] = {
-    # numbers, ids and vectors that every log has, and how many more there are in each further hundred fields
+    # the numbers, ids and vectors of every log, and how many more each further hundred fields has
     "main": ((1, 1, 1), (5, 5, 2)),
     "pair": ((2, 2, 2), (3, 2, 1)),
     "sparse main": ((1, 1, 1), (4, 3, 2)),
@@ -35,21 +33,31 @@ CAST: dict[Role, tuple[tuple[int, int, int], tuple[int, int, int]]] = {
     "dead": ((2, 1, 1), (4, 2, 1)),
     "drift": ((2, 2, 2), (2, 1, 1)),
 }
+FEWEST_FIELDS = sum(sum(always) for always, _ in CAST.values())
 NARROWEST: dict[Kind, int] = {"number": 1, "ids": 4, "vector": 16}
 USUAL: dict[Kind, tuple[int, ...]] = {
     "ids": (16, 8, 64, 32, 128, 8, 16, 256, 64),
     "vector": (64, 16, 128, 16, 256, 64),
 }
 WIDEST = 256
-MEAN_WIDTH = (
-    128  # of ids and vectors, at most: then there is always an id that can take what is left
-)
+MEAN_WIDTH = 128  # of ids and vectors, at most, so that some field of ids can take the rest
 COPIES = 3  # of one field, at most
+WIDE = 64  # the width from which on a table of ids has many rows
+CARDINALITIES_OF_PAIRS = (10, 30)
+WIDE_CARDINALITIES = (1_000, 10_000, 100_000)
+NARROW_CARDINALITIES = (10, 100, 1_000, 10_000)
 
 
 @dataclass(frozen=True)
-class Column:
-    """One field of the log: what it is for and how it is given."""
+class LogField:
+    """One field of the log.
+
+    Attributes:
+        role: Its role.
+        kind: How it is given: as a number, as ids or as a vector.
+        number: Its number within role and kind.
+        width: Its dimensions in the model.
+    """
 
     role: Role
     kind: Kind
@@ -63,113 +71,133 @@ class Column:
 
     @property
     def cardinality(self) -> int:
-        """The number of ids, of which 0 is the default, and none for other kinds; wide tables have more, a copy as its source."""
+        """The number of ids, the first of which, 0, is the default; 0 for other kinds.
+
+        Wide tables have more, and a copy has as many as its source.
+        """
         if self.kind != "ids":
             return 0
-        wide, narrow, of_pairs = (1_000, 10_000, 100_000), (10, 100, 1_000, 10_000), (10, 30)
-        choices = of_pairs if self.role == "pair" else wide if self.width >= 64 else narrow
-        place = self.number // COPIES if self.role == "redundant" else self.number
+        choices: tuple[int, ...] = NARROW_CARDINALITIES
+        if self.role == "pair":
+            choices = CARDINALITIES_OF_PAIRS
+        elif self.width >= WIDE:
+            choices = WIDE_CARDINALITIES
+        place = self.number
+        if self.role == "redundant":
+            place //= COPIES
         return choices[place % len(choices)]
 
     def zeros(self, rows: int) -> Values:
-        """Rows of the default; they cost no memory until they are written to."""
+        """Return rows of the default, which take no memory until they are written to."""
         shape = (rows, self.width) if self.kind == "vector" else (rows,)
         return np.zeros(shape, np.int32 if self.kind == "ids" else np.float32)
 
     def draw(self, rows: int, rng: Generator) -> Values:
-        """Independent rows: numbers and vectors of mean 0 and variance 1, ids from 1 by Zipf's law."""
+        """Return independent rows.
+
+        Numbers and vectors have mean 0 and variance 1; ids from 1 on follow Zipf's law.
+        """
         if self.kind == "number":
             return rng.standard_normal(rows, dtype=np.float32)
         if self.kind == "ids":
-            ids: Values = np.exp(
-                rng.random(rows, dtype=np.float32) * np.float32(math.log(self.cardinality))
-            )
-            return ids.clip(1, self.cardinality - 1).astype(
-                np.int32
-            )  # rounding may reach the cardinality
-        vectors = rng.random(
-            (rows, self.width), dtype=np.float32
-        )  # four times as fast as normal ones
+            exponent = np.float32(math.log(self.cardinality))
+            ids: Values = np.exp(rng.random(rows, dtype=np.float32) * exponent)
+            most = self.cardinality - 1  # which rounding may exceed
+            return ids.clip(1, most).astype(np.int32)
+        vectors = rng.random((rows, self.width), dtype=np.float32)  # 4 times as fast as normal
         vectors -= np.float32(0.5)
         vectors *= np.float32(math.sqrt(12))
         return vectors
 
     def relabel(self, ids: Values) -> Values:
-        """Other names for the same ids; a step that is prime to their number never makes two of them one."""
+        """Return other names for the same ids.
+
+        The step between names is prime to their number, so that no two become one.
+        """
         many = self.cardinality - 1
-        step = next(
-            step
-            for step in count(many // 3 + self.number)
-            if step % many > 1 and math.gcd(step, many) == 1
-        )
+        for step in count(many // 3 + self.number):
+            if step % many > 1 and math.gcd(step, many) == 1:
+                break
         return (1 + step * ids.astype(np.int64) % many).astype(np.int32)
 
 
-def fewest_fields() -> int:
-    """How many fields a log has at least: every role in every kind."""
-    return sum(sum(always) for always, _ in CAST.values())
-
-
 def slots_of(fields: int) -> list[Slot]:
-    """Who plays: each role in each kind, in the shares of `CAST`; sources come before their copies."""
-    always = {
-        (role, kind): CAST[role][0][place] for role in CAST for place, kind in enumerate(KINDS)
-    }
-    shares = [CAST[role][1][KINDS.index(kind)] for role, kind in always]
-    upto = np.rint(np.cumsum(shares) * (fields - sum(always.values())) / sum(shares)).astype(int)
-    counts = {
-        key: number + int(more)
-        for (key, number), more in zip(always.items(), np.diff(upto, prepend=0), strict=True)
-    }
-    for kind in KINDS:
-        counts["noise", "number"] += counts["pair", kind] % 2
-        counts["pair", kind] -= counts["pair", kind] % 2
+    """Return the roles, kinds and numbers of so many fields, in the proportions of `CAST`.
+
+    Sources come before their copies.
+    """
+    always = {}
+    weights = []
+    for role, (own, more) in CAST.items():
+        for kind, number, weight in zip(KINDS, own, more, strict=True):
+            always[role, kind] = number
+            weights.append(weight)
+    left = fields - sum(always.values())
+    upto = np.rint(np.cumsum(weights) * left / sum(weights)).astype(int)
+    added = np.diff(upto, prepend=0)
+    counts = {key: always[key] + int(more) for key, more in zip(always, added, strict=True)}
+    for kind in KINDS:  # a pair takes two; one that is left over becomes noise
+        odd = counts["pair", kind] % 2
+        counts["noise", "number"] += odd
+        counts["pair", kind] -= odd
     return [(role, kind, number) for (role, kind), many in counts.items() for number in range(many)]
 
 
 def partner(slot: Slot) -> Slot:
-    """The other one of a pair, or the source of a copy."""
+    """Return the other one of a pair, or the source of a copy."""
     role, kind, number = slot
-    return (role, kind, number ^ 1) if role == "pair" else ("main", kind, number // COPIES)
+    if role == "pair":
+        return role, kind, number ^ 1
+    return "main", kind, number // COPIES
 
 
 def dims_possible(slots: list[Slot]) -> tuple[int, int]:
-    """The fewest and the most dimensions that these fields can have together."""
+    """Return the fewest and the most dimensions that these fields can have together."""
+    fewest = sum(NARROWEST[kind] for _, kind, _ in slots)
     wide = sum(kind != "number" for _, kind, _ in slots)
-    return sum(NARROWEST[kind] for _, kind, _ in slots), len(slots) - wide + MEAN_WIDTH * wide
+    return fewest, len(slots) - wide + MEAN_WIDTH * wide
 
 
 def widths_of(slots: list[Slot], dims: int) -> dict[Slot, int]:
-    """A width for each field, so that they sum to `dims`; a copy is as wide as its source.
+    """Return a width for each field, so that they sum to `dims`; a copy is as wide as its source.
 
     Pairs stay narrow: a product of two wide fields takes more rows to learn than one has.
     """
     widths = {slot: NARROWEST[slot[1]] for slot in slots}
-    free = {
-        slot: [slot]
-        for slot in sorted(slots, key=shuffled)
-        if slot[1] != "number" and slot[0] not in ("pair", "redundant")
-    }
+    families = _families(slots)
+    of_vectors = [family for family in families if family[0][1] == "vector"]
+    of_ids = [family for family in families if family[0][1] == "ids"]
+    numbers = sum(width for slot, width in widths.items() if slot[1] == "number")
+    vectors = sum(width for slot, width in widths.items() if slot[1] == "vector")
+    _widen(widths, of_vectors, USUAL["vector"], (dims - numbers) // 2 - vectors)
+    left = _widen(widths, of_ids, USUAL["ids"], dims - sum(widths.values()))
+    for slot, *copies in of_ids:
+        if not copies and widths[slot] + left <= WIDEST:
+            widths[slot] += left
+            break
+    return widths
+
+
+def _families(slots: list[Slot]) -> list[list[Slot]]:
+    """Return the fields whose width is free, each with its copies, in a random but fixed order."""
+    found: dict[Slot, list[Slot]] = {}
+    for slot in sorted(slots, key=scrambled):
+        if slot[1] != "number" and slot[0] not in ("pair", "redundant"):
+            found[slot] = [slot]
     for slot in slots:
         if slot[0] == "redundant" and slot[1] != "number":
-            free[partner(slot)].append(slot)
-    vectors, ids = (
-        [family for slot, family in free.items() if slot[1] == kind] for kind in ("vector", "ids")
-    )
-    numbers, given = (
-        sum(width for slot, width in widths.items() if slot[1] == kind)
-        for kind in ("number", "vector")
-    )
-    _widen(widths, vectors, USUAL["vector"], (dims - numbers) // 2 - given)
-    left = _widen(widths, ids, USUAL["ids"], dims - sum(widths.values()))
-    taker = next(slot for (slot, *copies) in ids if not copies and widths[slot] + left <= WIDEST)
-    return widths | {taker: widths[taker] + left}
+            found[partner(slot)].append(slot)
+    return list(found.values())
 
 
 def _widen(
     widths: dict[Slot, int], families: list[list[Slot]], usual: tuple[int, ...], budget: int
 ) -> int:
-    """Widen the families in place to the usual widths and then to the widest, while the budget lasts; returns what is left."""
+    """Widen families in place to the usual widths and then to the widest, within a budget.
+
+    Returns:
+        The dimensions that are left of the budget.
+    """
     for wishes in (usual, (WIDEST,)):
         for family, wish in zip(families, cycle(wishes), strict=False):
             cost = len(family) * (wish - widths[family[0]])
@@ -179,6 +207,6 @@ def _widen(
     return budget
 
 
-def shuffled(name: object) -> int:
-    """A key to sort by that has nothing to do with the meaning of the name."""
+def scrambled(name: object) -> int:
+    """Return a key to sort by that does not depend on the meaning of a name."""
     return crc32(repr(name).encode())

@@ -1,0 +1,162 @@
+"""Rows: the encoded rows of one part of a task, read from disk or held in memory."""
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from .._common.errors import DataError
+from .._common.text import first_line
+from ..distributed import ranks
+from . import batches
+from .batches import Batch, Batches, Ranges
+
+if TYPE_CHECKING:
+    from .task import Task
+
+PARTS = ("train", "valid", "test")  # in the order in which their rows lie in a file
+
+
+class Rows:
+    """The rows of one part of a task.
+
+    Args:
+        task: The task, whose folder has a file per column.
+        part: "train", "valid" or "test".
+    """
+
+    def __init__(self, task: "Task", part: str) -> None:
+        before = PARTS[: PARTS.index(part)]
+        self.task = task
+        self.part = part
+        self._start = sum(task.rows[other] for other in before)
+        self._held: Batch | None = None
+
+    def __len__(self) -> int:
+        return self.task.rows[self.part]
+
+    def __repr__(self) -> str:
+        return f"{len(self):,} {self.part} rows of {self.task!r}"
+
+    @property
+    def bytes(self) -> int:
+        """The memory that all rows take, in bytes."""
+        slots = sum(column.slots for column in self.task.columns)
+        return len(self) * (4 * slots + 8)
+
+    def batches(
+        self,
+        size: int,
+        *,
+        shuffle: bool = False,
+        seed: int = 0,
+        shard: tuple[int, int] = (0, 1),
+        memory: bool | None = None,
+        together: bool = False,
+    ) -> Batches:
+        """Return batches of so many rows, the last one smaller.
+
+        The arguments are those of `Batches`; with `together`, the shard is that of this rank.
+        """
+        if together:
+            shard = ranks.rank(), ranks.count()
+        return Batches(
+            self, size, shuffle=shuffle, seed=seed, shard=shard, memory=memory, together=together
+        )
+
+    def between(self, start: int, stop: int, size: int) -> Iterator[Batch]:
+        """Yield the rows from `start` up to `stop` in their order, `size` rows at a time."""
+        in_memory = self._held is not None or self.bytes <= batches.IN_MEMORY
+        for first in range(start, stop, size):
+            last = min(stop, first + size)
+            if in_memory:
+                yield self.all().take(slice(first, last))
+            else:
+                yield self.read(np.array([[first, last]]))
+
+    def all(self) -> Batch:
+        """Return all rows in one batch, which is held in memory from then on."""
+        if self._held is None:
+            self._held = self.read(np.array([[0, len(self)]]))
+        return self._held
+
+    @property
+    def label(self) -> Tensor:
+        """The labels of all rows, (rows,)."""
+        return torch.from_numpy(np.array(self._map("label.bin", np.float32, 1)[:, 0]))
+
+    @property
+    def group(self) -> Tensor | None:
+        """The groups of all rows, (rows,); None if the task has no groups."""
+        if not self.task.roles["group"]:
+            return None
+        return torch.from_numpy(np.array(self._map("group.bin", np.int32, 1)[:, 0]))
+
+    def read(self, ranges: Ranges | list[list[int]]) -> Batch:
+        """Read the rows of some ranges (start, stop) from disk, one range after the other."""
+        label = self._gather([("label.bin", 1)], np.float32, ranges)[:, 0]
+        ids = self._gather(self._files(ids=True), np.int32, ranges)
+        numbers = self._gather(self._files(ids=False), np.float32, ranges)
+        group = None
+        if self.task.roles["group"]:
+            group = self._gather([("group.bin", 1)], np.int32, ranges)[:, 0]
+        self._refuse_unknown(ids)
+        return Batch(ids, numbers, label, group)
+
+    def _files(self, *, ids: bool) -> list[tuple[str, int]]:
+        """Return the file and the slots of each column with ids, or of each with numbers."""
+        chosen = [column for column in self.task.columns if column.is_ids == ids]
+        return [(column.file, column.slots) for column in chosen]
+
+    def _refuse_unknown(self, ids: Tensor) -> None:
+        """Refuse ids that no table has: the encoded data is not what its manifest describes."""
+        sizes: list[int] = []  # of the table of each slot
+        for column in self.task.columns:
+            if column.is_ids:
+                sizes += [column.categories] * column.slots
+        if not len(ids) or not sizes:
+            return
+        if int(ids.min()) < 0 or bool((ids.amax(0) >= torch.tensor(sizes)).any()):
+            raise DataError(
+                f"{self.task.folder} is damaged: it has ids that no column has. "
+                "Remove it and read the data again."
+            )
+
+    def _gather(
+        self,
+        files: Sequence[tuple[str, int]],
+        dtype: type[np.generic],
+        ranges: Ranges | list[list[int]],
+    ) -> Tensor:
+        """Return the rows of some ranges of some files side by side, (rows, slots of all)."""
+        rows = int(sum(stop - start for start, stop in ranges))
+        found = np.empty((rows, sum(slots for _, slots in files)), dtype=dtype)
+        top = 0
+        for start, stop in ranges:
+            bottom = top + stop - start
+            left = 0
+            for name, slots in files:
+                found[top:bottom, left : left + slots] = self._map(name, dtype, slots)[start:stop]
+                left += slots
+            top = bottom
+        return torch.from_numpy(found)
+
+    def _map(self, name: str, dtype: type[np.generic], slots: int) -> NDArray[Any]:
+        """Return the rows of a file as an array that is read when it is used, (rows, slots)."""
+        path = self.task.verified(name)
+        if not len(self):
+            return np.empty((0, slots), dtype=dtype)
+        offset = self._start * np.dtype(dtype).itemsize * slots
+        try:
+            return np.memmap(path, dtype, "r", offset, (len(self), slots))
+        except (OSError, ValueError) as error:
+            raise DataError(
+                f"{path} is damaged or gone: {first_line(error)}. "
+                f"Remove {self.task.folder} and read the data again."
+            ) from error
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_held": None}  # a worker maps the files itself
