@@ -64,7 +64,7 @@ TRIALS = {
     "method without settings": replace(SEARCH, method=Random()),
     "method setting": replace(SEARCH, method=replace(LeAPMethod(), strength=0.3)),
     "all rows": replace(SEARCH, method=Permutation()),
-    "some rows": replace(SEARCH, method=Permutation(share=0.1)),
+    "some rows": replace(SEARCH, method=Permutation(fraction=0.1)),
     "one round": replace(SEARCH, method=Shark()),
     "two rounds": replace(SEARCH, method=Shark(rounds=2)),
     "fewer": replace(RETRAIN, kept=("main_dense_1",)),

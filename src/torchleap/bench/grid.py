@@ -28,7 +28,7 @@ PUBLISHED = (
     "leap",
 )  # the paper's rows
 ALSO: dict[str, Method] = {
-    "permutation_sample": Permutation(share=0.1)
+    "permutation_sample": Permutation(fraction=0.1)
 }  # of the validation rows: 1 % of all, as the paper has it
 REFERENCE = "none"  # all fields: not searched for
 

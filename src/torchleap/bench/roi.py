@@ -109,7 +109,7 @@ class RoiTrial(SearchTrial):
     def _searched(
         self, found: DataSet, state: Path, shared: _Full, full: RetrainResult
     ) -> dict[str, Any]:
-        if not self.method.asks_trained:
+        if not self.method.uses_trained_model:
             return super().run(found, state)
         folder = state / "search"
         make_folder(folder)
