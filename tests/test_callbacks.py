@@ -1,4 +1,4 @@
-"""Callbacks: they tell each look once, also after a kill, and leave the training and the terminal as they are."""
+"""Callbacks report each evaluation once, also after a kill, and leave training and terminal alone."""
 
 import csv
 import io
@@ -12,8 +12,8 @@ import torch
 from rich.console import Console
 
 import torchleap as tl
-from torchleap import callbacks, models
-from torchleap.callbacks import HistoryFile, MLflow, Progress, TensorBoard
+from torchleap import models
+from torchleap.callbacks import HistoryFile, LiveGates, MLflow, Progress, TensorBoard, display
 from torchleap.training.fit import Hook, Run, Training, fit
 
 SETTINGS = Training(
@@ -59,7 +59,7 @@ class Break(Hook):
 
 
 def break_and_resume(task, tmp_path, make, watch=None):
-    """Break off at step 19: the checkpoint is of step 10, and the looks at 12 and 16 come again."""
+    """Fail at step 19: the checkpoint is of step 10, so evaluations 12 and 16 come again."""
     path = tmp_path / "run.pt"
     with pytest.raises(KeyboardInterrupt):
         train(task, Gates(), make(), watch or Hook(), Break(19), checkpoint=path)
@@ -67,7 +67,10 @@ def break_and_resume(task, tmp_path, make, watch=None):
 
 
 def test_importing_the_callbacks_imports_no_package_of_theirs():
-    code = "import sys, torchleap.callbacks; heavy = {'rich', 'mlflow', 'tensorboard'} & set(sys.modules); assert not heavy, heavy"
+    code = (
+        "import sys, torchleap.callbacks; "
+        "heavy = {'rich', 'mlflow', 'tensorboard'} & set(sys.modules); assert not heavy, heavy"
+    )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
@@ -79,7 +82,7 @@ def test_importing_the_callbacks_imports_no_package_of_theirs():
         (MLflow, "mlflow", "mlflow", "mlflow"),
     ],
 )
-def test_a_missing_package_is_told_with_the_line_that_installs_it(
+def test_a_missing_package_is_reported_with_the_line_that_installs_it(
     monkeypatch, make, module, package, extra
 ):
     monkeypatch.setitem(sys.modules, module, None)
@@ -101,7 +104,7 @@ def test_watching_does_not_change_the_training(task, tmp_path):
 # Progress
 
 
-def test_without_a_terminal_there_is_one_line_a_look_and_one_at_the_end(task):
+def test_without_a_terminal_there_is_one_line_per_evaluation_and_one_at_the_end(task):
     text = io.StringIO()
     run = train(task, Progress(Console(file=text, width=40)))
     lines = text.getvalue().splitlines()
@@ -148,7 +151,7 @@ def test_on_a_terminal_there_is_a_bar(task):
 
 def test_the_bar_is_drawn_ten_times_a_second_at_most(task, monkeypatch):
     now = [0.0]
-    monkeypatch.setattr(callbacks, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(display, "time", SimpleNamespace(monotonic=lambda: now[0]))
     run = Run(torch.nn.Linear(1, 1), task, SETTINGS)
     bar = Progress(terminal())
     drawn = []
@@ -164,7 +167,7 @@ def test_the_bar_is_drawn_ten_times_a_second_at_most(task, monkeypatch):
     assert 9 <= len(drawn) <= 11
 
 
-def test_a_training_that_breaks_off_leaves_the_terminal_as_it_was(task):
+def test_a_training_that_fails_leaves_the_terminal_as_it_was(task):
     console, before = terminal(), (sys.stdout, sys.stderr)
     with pytest.raises(KeyboardInterrupt), Progress(console) as bar:
         train(task, bar, Break(5))
@@ -184,6 +187,45 @@ def test_after_a_resume_the_bar_starts_where_the_checkpoint_was(task, tmp_path):
     assert " 0/24" not in consoles[1].file.getvalue()
 
 
+def test_fewer_steps_than_epochs_are_one_epoch(task):
+    text = io.StringIO()
+    train(task, Progress(Console(file=text)), settings=Training(batch=100, epochs=50, steps=2))
+    assert text.getvalue().startswith("epoch 1/1 step 2/2 auc 0.")
+
+
+def test_a_limit_of_steps_limits_the_epochs(task):
+    text = io.StringIO()
+    settings = Training(batch=100, epochs=50, steps=12, eval_every=4)
+    train(task, Progress(Console(file=text)), settings=settings)
+    epochs = [line.split(" step")[0] for line in text.getvalue().splitlines()[:-1]]
+    assert epochs == ["epoch 1/2", "epoch 1/2", "epoch 2/2"]
+
+
+def test_a_stream_with_a_loss_of_its_own_has_no_metric_to_show():
+    def batches():
+        while True:
+            yield torch.ones(4, 1), torch.zeros(4)
+
+    text = io.StringIO()
+    model = torch.nn.Sequential(torch.nn.Linear(1, 1), torch.nn.Flatten(0))
+    loss = torch.nn.functional.mse_loss
+    hooks = [Progress(Console(file=text))]
+    tl.stream(model, batches(), Training(steps=4, eval_every=2), loss=loss, hooks=hooks)
+    first, second, _ = text.getvalue().splitlines()
+    assert first.startswith("stream step 2/4 auc nan loss ")
+    assert "best" not in second
+
+
+def test_a_table_shows_the_most_open_and_the_most_closed_gates(task):
+    console = terminal()
+    model = models.build("mlp", task)
+    tl.attach(model, task.fields, at="net", seed=0)
+    table = LiveGates(rows=1, console=console)._table(Run(model, task, SETTINGS))
+    console.print(table)
+    assert "gates at step 0" in console.file.getvalue()
+    assert "price" in console.file.getvalue()
+
+
 # HistoryFile
 
 
@@ -198,7 +240,7 @@ def rows_of(path):
 
 
 @pytest.mark.parametrize("suffix", ["csv", "jsonl"])
-def test_a_history_file_grows_by_a_line_a_look(task, tmp_path, suffix):
+def test_a_history_file_grows_by_a_line_per_evaluation(task, tmp_path, suffix):
     path = tmp_path / "new" / f"history.{suffix}"
     counts = []
 
@@ -208,12 +250,12 @@ def test_a_history_file_grows_by_a_line_a_look(task, tmp_path, suffix):
 
     run = train(task, Gates(), HistoryFile(path), Watch())
     assert rows_of(path) == run.history
-    assert counts == [(look, True) for look in range(1, 7)]
+    assert counts == [(count, True) for count in range(1, 7)]
     assert rows_of(path)[-1]["gate_a/b"] == 0.1
 
 
 @pytest.mark.parametrize("suffix", ["csv", "jsonl"])
-def test_after_a_resume_each_look_is_in_the_file_once(task, tmp_path, suffix):
+def test_after_a_resume_each_evaluation_is_in_the_file_once(task, tmp_path, suffix):
     path = tmp_path / f"history.{suffix}"
     seen = []
 
@@ -225,7 +267,7 @@ def test_after_a_resume_each_look_is_in_the_file_once(task, tmp_path, suffix):
     assert seen[3:5] == [
         [4, 8, 12, 16],
         [4, 8, 12],
-    ]  # the last look before the break, the first after it
+    ]  # the last evaluation before the break, the first after it
     assert [row["step"] for row in rows_of(path)] == [4, 8, 12, 16, 20, 24]
     assert rows_of(path) == run.history
 
@@ -277,7 +319,7 @@ def curves(folder):
     }
 
 
-def test_tensorboard_shows_each_look_once_also_after_a_resume(task, tmp_path):
+def test_tensorboard_shows_each_evaluation_once_also_after_a_resume(task, tmp_path):
     pytest.importorskip("tensorboard")
     run = break_and_resume(task, tmp_path, lambda: TensorBoard(tmp_path / "runs"))
     found = curves(tmp_path / "runs")
@@ -296,7 +338,7 @@ def test_tensorboard_shows_each_look_once_also_after_a_resume(task, tmp_path):
     assert [step for step, _ in found["gates/a_b"]] == [4, 8, 12, 16, 20, 24]
 
 
-def test_a_killed_run_has_its_looks_in_tensorboard(task, tmp_path):
+def test_a_killed_run_has_its_evaluations_in_tensorboard(task, tmp_path):
     pytest.importorskip("tensorboard")
     with pytest.raises(KeyboardInterrupt):
         train(task, TensorBoard(tmp_path), Break(11))
@@ -315,7 +357,7 @@ def uri(tmp_path, monkeypatch):
     return f"sqlite:///{tmp_path}/mlflow.db"
 
 
-def test_mlflow_has_the_settings_and_each_look_once_also_after_a_resume(task, tmp_path, uri):
+def test_mlflow_has_the_settings_and_each_evaluation_once_also_after_a_resume(task, tmp_path, uri):
     from mlflow import MlflowClient
 
     run = break_and_resume(task, tmp_path, lambda: MLflow("clicks", "first", uri))
@@ -345,14 +387,14 @@ def test_two_trainings_with_one_callback_are_two_runs_in_mlflow(task, uri):
     assert len(MlflowClient(tracking_uri=uri).search_runs(["0"])) == 2
 
 
-def test_a_place_that_mlflow_cannot_use_is_told_before_the_training(task, uri):
+def test_a_place_that_mlflow_cannot_use_is_refused_before_the_training(task, uri):
     with pytest.raises(
         tl.TorchleapError, match="MLflow cannot begin a run: .* Give another tracking_uri="
     ):
         train(task, MLflow(tracking_uri="nowhere://x"))
 
 
-def test_a_server_that_goes_away_is_a_warning_and_no_end_of_the_training(task, uri, monkeypatch):
+def test_a_server_that_fails_is_a_warning_and_does_not_end_the_training(task, uri, monkeypatch):
     from mlflow import MlflowClient, MlflowException
 
     class Away(Hook):
@@ -363,9 +405,9 @@ def test_a_server_that_goes_away_is_a_warning_and_no_end_of_the_training(task, u
     def refuse(*arguments, **named):
         raise MlflowException("the server is away")
 
-    with pytest.warns(UserWarning, match="MLflow did not take") as told:
+    with pytest.warns(UserWarning, match="MLflow did not take") as caught:
         run = train(task, MLflow(tracking_uri=uri), Away())
-    sentences = [str(warning.message) for warning in told if "MLflow" in str(warning.message)]
+    sentences = [str(warning.message) for warning in caught if "MLflow" in str(warning.message)]
     assert sentences[0] == "MLflow did not take the metrics of step 4: the server is away"
     assert sentences[-1] == "MLflow did not take the end of the run: the server is away"
     assert (run.step, len(sentences)) == (24, 7)

@@ -12,7 +12,7 @@ from torch.nn import functional
 import torchleap as tl
 from tests.rankers import FIELDS, ByName, WideAndDeep, mlp, train
 from torchleap import AttachError, FieldError, LeAP, SelectionError
-from torchleap.sites.site import Whole, hooks_of
+from torchleap.sites.model import ModelHooks, hooks_of
 
 # Reversible, copyable, compilable
 
@@ -631,7 +631,7 @@ def test_surgery_is_tried_on_the_example_or_else_on_the_first_batch():
         model = nn.Sequential(nn.Linear(8, 1))
         plugin = tl.attach(model, FIELDS, at="0", example=given)
         model(first)
-        whole = next(hook for _, hook in hooks_of(model) if isinstance(hook, Whole))
+        whole = next(hook for _, hook in hooks_of(model) if isinstance(hook, ModelHooks))
         args, kwargs = whole.example
         assert torch.equal(args[0], kept)
         assert kwargs == {}

@@ -326,7 +326,7 @@ def test_a_full_disk_leaves_the_checkpoints_before(tmp_path: Path, how: str) -> 
     for code, text in finish(start(fills_the_disk, folder)):
         assert code == 1
         assert "cannot be written" in text
-        assert "Those before it are whole" in text
+        assert "Those before it are complete" in text
     left = sorted(path.name for path in (folder / "state").iterdir())
     assert (
         "step-000000000005" <= left[-1] <= "step-000000000025"

@@ -19,7 +19,7 @@ from torchleap.distributed.torchrec import (
     waited,
     when_ready,
 )
-from torchleap.sites.site import few_rows
+from torchleap.sites.calls import few_rows
 
 WIDTHS = {"f0": 2, "f1": 4, "f2": 1, "f3": 3}
 TABLES = "tables"
@@ -114,7 +114,7 @@ def test_all_wrong_keys_are_told_in_one_error():
     wrong = KeyedTensor(["f0", "f1", "f2", "f3", "x"], [2, 4, 1, 3, 1], torch.randn(6, 11))
     with pytest.raises(
         tl.FieldError,
-        match="'f2' should be 7 wide, but is 1; the field 'f9' is missing; 'x' is no field",
+        match="'f2' should be 7 wide, but is 1; the field 'f9' is missing; 'x' is not a field",
     ):
         model(wrong)
 
@@ -283,7 +283,7 @@ def test_ids_cannot_be_gated_and_a_sharded_collection_needs_fields():
     model = Model()
     model.tables = Sharded(model.tables)
     with pytest.raises(
-        tl.AttachError, match="is sharded, and does not tell its fields. Give fields="
+        tl.AttachError, match="is sharded, and does not name its fields. Give fields="
     ):
         tl.attach(model, at=TABLES, side="output")
     assert not list(model._forward_pre_hooks)

@@ -154,7 +154,7 @@ def test_a_lazy_awaitable_is_gated_when_it_is_read():
     assert promise["x"].shape == (5, 2)
     assert promise.keys() == ["y", "x"]
     assert int(plugin.gates.steps[0]) == 1
-    with pytest.raises(tl.FieldError, match="the field 'y' is missing; 'z' is no field"):
+    with pytest.raises(tl.FieldError, match="the field 'y' is missing; 'z' is not a field"):
         model(KeyedTensor(keys=["z", "x"], length_per_key=[3, 2], values=torch.randn(5, 5))).wait()
 
 

@@ -20,7 +20,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from .._common.errors import SurgeryError, TorchleapError
 from .._common.files import writing
-from ..sites.site import Call, as_call
+from ..sites.calls import Call, as_call
 from ..surgery import Plan
 from ..surgery.compare import alike, difference
 from ..surgery.rounding import with_other_rounding

@@ -1,4 +1,4 @@
-"""A module with one gate per field: its parameter and buffers, their layout, copies, checkpoints."""
+"""A module with a gate per field: its parameter and buffers, their layout, copies, checkpoints."""
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping

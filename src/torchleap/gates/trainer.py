@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from .._common.checks import is_number, is_whole, refuse_settings
+from .._common.checks import check_arguments, is_whole, number, whole
 from .._common.errors import TorchleapError
 from .._common.states import check_tensors, checked_optimizer_state, expect
 from ..distributed import ranks
@@ -134,7 +134,11 @@ class GateTrainer:
         lr: float | None = None,
         optimism: float = 0.25,
     ) -> None:
-        _check(steps, strength, lr)
+        check_arguments(
+            steps="" if steps is None else whole(steps, at_least=1),
+            strength="" if strength is None else number(strength, at_least=0),
+            lr="" if lr is None else number(lr, above=0),
+        )
         rest(model, gates)
         self.model = model
         self.gates = gates
@@ -296,19 +300,3 @@ class GateTrainer:
             self.gates.known_fields()
             self._total = torch.zeros_like(self.gates.distance)
         return self._total
-
-
-def _check(steps: int | None, strength: float | None, lr: float | None) -> None:
-    refuse_settings(
-        {
-            f"steps must be a whole number of at least 1 or None, but is {steps!r}": (
-                steps is None or (is_whole(steps) and steps >= 1)
-            ),
-            f"strength must be a number of at least 0 or None, but is {strength!r}": (
-                strength is None or (is_number(strength) and strength >= 0)
-            ),
-            f"lr must be a number above 0 or None, but is {lr!r}": (
-                lr is None or (is_number(lr) and lr > 0)
-            ),
-        }
-    )

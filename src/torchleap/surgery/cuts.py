@@ -7,7 +7,7 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from ..gates.leap import LeAP
-from ..sites.site import Call
+from ..sites.calls import Call
 from .trace.examples import run
 
 

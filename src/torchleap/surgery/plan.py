@@ -15,7 +15,8 @@ from .._common.text import first_line, plural, table
 from ..distributed.torchrec import is_jagged, is_sharded, rows_of
 from ..gates.leap import LeAP
 from ..selection import Selection
-from ..sites.site import Call, Site, few_rows
+from ..sites.calls import Call, few_rows
+from ..sites.site import Site
 from .compare import alike, difference, leaves_of
 from .cuts import Cut, count, cuts_of, size, work
 from .rounding import with_other_rounding

@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflat
 from ..._common.errors import SurgeryError
 from ...distributed.torchrec import is_jagged, rows_of, take_rows
 from ...gates.leap import LeAP
-from ...sites.site import Call
+from ...sites.calls import Call
 from ..compare import alike
 from .channels import Attributes
 from .hooks import through_hooks

@@ -10,12 +10,14 @@ from typing import Any
 from torch import nn
 
 from ..._common.errors import SurgeryError
-from ...sites.site import Call, Site, Whole
+from ...sites.calls import Call
+from ...sites.model import ModelHooks
+from ...sites.site import Site
 
 
 def is_ours(hook: Any) -> bool:
     """Say whether a hook puts gates into the model."""
-    return hook is _nothing or isinstance(getattr(hook, "__self__", None), Site | Whole)
+    return hook is _nothing or isinstance(getattr(hook, "__self__", None), Site | ModelHooks)
 
 
 def has_hooks(module: nn.Module) -> bool:

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from ...distributed.torchrec import is_jagged, take_rows
-from ...sites.site import Call
+from ...sites.calls import Call
 
 Place = tuple[int, int]  # a tensor of the batch, and one of its dimensions
 Sizes = dict[Place, int]

@@ -11,7 +11,9 @@ from torch import Tensor, fx, nn
 from ..._common.errors import SurgeryError
 from ..._common.text import first_line
 from ...gates.leap import LeAP
-from ...sites.site import Call, Site, find_module
+from ...sites.calls import Call
+from ...sites.places import find_module
+from ...sites.site import Site
 from .channels import Attributes, Globals, globals_read, names_changed, reads_environment, watched
 from .entries import Entries
 from .examples import Examples, bind, in_eval

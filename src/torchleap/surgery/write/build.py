@@ -12,7 +12,7 @@ from torch import Tensor, fx, nn
 from ..._common.copies import memo_of
 from ..._common.errors import SurgeryError
 from ...distributed.torchrec import narrowed
-from ...sites.site import hooks_of
+from ...sites.model import hooks_of
 
 if TYPE_CHECKING:
     from .rewrite import Rewrite

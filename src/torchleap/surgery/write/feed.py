@@ -18,7 +18,9 @@ from ..._common.copies import memo_of
 from ..._common.errors import RemovedTableError, SurgeryError
 from ...distributed.torchrec import blocks_of, is_keyed, waited, with_values
 from ...gates.leap import LeAP
-from ...sites.site import Call, Site, find_module
+from ...sites.calls import Call
+from ...sites.places import find_module
+from ...sites.site import Site
 from ..compare import leaves_of
 from ..trace.examples import fresh, run
 from ..trace.hooks import move_last_hook, place_of_gates

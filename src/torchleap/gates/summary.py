@@ -1,0 +1,62 @@
+"""The state of gates in words: one line, a table of all fields, and why none has moved."""
+
+from .._common.text import plural, table
+from ..fields import Field
+from .leap import LeAP
+
+HEAD = ["field", "gate", "width", "divergence", "sparsity", "penalty"]
+
+
+def progress(gates: LeAP) -> str:
+    """Return how far the training of the gates is, as the end of a sentence."""
+    if gates.warming_up:
+        return f"warming up, batch {int(gates.steps.max())} of {gates.settings.warmup}"
+    if not gates.moved:
+        return "gates not moved yet"
+    scores = gates.scores().values()
+    count = sum(score >= 0.5 for score in scores)
+    return f"{count:,} open, {len(scores) - count:,} closed"
+
+
+def table_of(gates: LeAP) -> str:
+    """Return a table with a row per field, the most open gate first."""
+    gate = gates.field_gate
+    columns = zip(
+        gates.known_fields(),
+        gates.scores().values(),
+        gates.divergences()[gate].tolist(),
+        gates.sparsity()[gate].tolist(),
+        gates.weights()[gate].tolist(),
+        strict=True,
+    )
+    rows = sorted(columns, key=lambda row: (-row[1], row[0].name))
+    return table(HEAD, [_cells(*row) for row in rows])
+
+
+def _cells(
+    field: Field, score: float, divergence: float, sparsity: float, price: float
+) -> list[str]:
+    penalty = "protected" if field.protected else f"{price:.2e}"
+    numbers = [f"{score:.4f}", str(field.width), f"{divergence:.4g}", f"{sparsity:.1%}"]
+    return [field.name, *numbers, penalty]
+
+
+def why_none_moved(gates: LeAP) -> str:
+    """Return why select() cannot use these gates, and the cure."""
+    steps = 0 if gates.fields is None else int(gates.steps.max())
+    if not steps:
+        return (
+            "select() needs trained gates, but no training batch has passed them. Train first, "
+            "with the model in train(); a model that was compiled before attach() has to be "
+            "compiled again."
+        )
+    if gates.warming_up:
+        return (
+            "select() needs trained gates, but they are still warming up: "
+            f"batch {steps} of warmup={gates.settings.warmup}."
+        )
+    return (
+        f"select() needs trained gates, but after {plural(steps, 'training step')} none has moved. "
+        "The optimizer was probably built before attach(), so that it does not hold the gates. Use "
+        "plugin.trainer(), or build the optimizer afterwards and add plugin.penalty() to the loss."
+    )
