@@ -54,6 +54,11 @@ class Search:
         """Return the number of training steps in an epoch."""
         return self.training.steps_per_epoch(len(self.task.train))
 
+    @property
+    def planned_steps(self) -> int:
+        """Return the number of training steps at most."""
+        return self.training.planned_steps(len(self.task.train))
+
     def model(self) -> Ranker:
         """Return a fresh model, the same for the same seed."""
         torch.manual_seed(self.seed)
