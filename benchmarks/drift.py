@@ -43,7 +43,7 @@ BATCH = 1_024
 SWITCH = 4_500
 STEPS = 7_000
 SETTLE = 3_000
-SHARE = 0.05
+FRACTION = 0.05
 QUIET = 1_000_000
 
 
@@ -114,7 +114,7 @@ def run(seed: int, steps: int, *, probes: bool = True) -> Found:
     found = Found(log, [])
     drift = None
     if probes:
-        limits = {"share": SHARE, "quiet": QUIET, "settle": SETTLE}
+        limits = {"fraction": FRACTION, "quiet": QUIET, "settle": SETTLE}
         drift = Drift(plugin, optimizer=gate_optimizer, seed=seed, **limits)
         found.alarms = drift.alarms
     log_odds = []
@@ -143,7 +143,7 @@ def show_alarms(seeds: range) -> None:
     """Print all alarms, and after how many steps those came that were expected."""
     print(
         f"{FIELDS} fields, {DIMS} dimensions, batches of {BATCH}, "
-        f"switch at step {SWITCH} of {STEPS}, share {SHARE}, settle {SETTLE}, quiet {QUIET}"
+        f"switch at step {SWITCH} of {STEPS}, fraction {FRACTION}, settle {SETTLE}, quiet {QUIET}"
     )
     delays: dict[str, list[int]] = {"revived": [], "died": []}
     for seed in seeds:
@@ -208,7 +208,7 @@ def show_level() -> None:
         rng = np.random.default_rng(0)
         gates = tl.LeAP(tl.Fields({f"f{i}": 1 for i in range(fields)}), init=-1.0)
         drift = Drift(
-            SimpleNamespace(gates=gates), share=SHARE, quiet=quiet, settle=0, reopen=False
+            SimpleNamespace(gates=gates), fraction=FRACTION, quiet=quiet, settle=0, reopen=False
         )
         for _ in range(probes):
             drift.steps += 1
@@ -217,11 +217,11 @@ def show_level() -> None:
             else:
                 drawn = rng.standard_t(degrees, fields)
             with torch.no_grad():
-                drift._look(torch.tensor(drawn, dtype=torch.float32))
+                drift._evaluate(torch.tensor(drawn, dtype=torch.float32))
             if drift._known:
-                drift._known["nats"][drift._known["told"]] = 0
-                drift._known["told"][:] = False
-        steps = probes / SHARE
+                drift._known["nats"][drift._known["reported"]] = 0
+                drift._known["reported"][:] = False
+        steps = probes / FRACTION
         print(
             f"{name}: {len(drift.alarms)} false alarms of {fields} fields in {steps:,.0f} steps; "
             f"quiet={quiet:,} allows {steps / quiet:,.0f}",

@@ -81,7 +81,12 @@ def main(steps: int, folder: Path) -> None:
     plugin = tl.attach(model, FIELDS, at="deep", seed=0)
     gates = tl.LearnGates(plugin, lr=1e-2)
     drift = tl.Drift(
-        plugin, optimizer=gates.optimizer, share=0.2, settle=steps // 8, quiet=100_000, alarm=print
+        plugin,
+        optimizer=gates.optimizer,
+        fraction=0.2,
+        settle=steps // 8,
+        quiet=100_000,
+        alarm=print,
     )
     training = tl.Training(
         epochs=1, steps=steps, lr=3e-3, eval_every=steps // 12, checkpoint_steps=steps // 10

@@ -1,4 +1,4 @@
-"""Callbacks report each evaluation once, also after a kill, and leave training and terminal alone."""
+"""Callbacks report each evaluation once, also after a kill, and do not change the training."""
 
 import csv
 import io

@@ -37,15 +37,13 @@ def test_gates_in_a_ddp_loop() -> None:
     assert kept > full - 2e-3
 
 
-def test_a_stream_goes_on_and_its_drift_is_told(tmp_path: Path) -> None:
+def test_a_stream_resumes_and_its_drift_is_reported(tmp_path: Path) -> None:
     script = str(ROOT / "examples" / "stream.py")
     output = torchrun(script, "--steps", "1200", "--folder", str(tmp_path)).stdout
     assert "trend died" in output
     assert "season revived" in output
     assert "Keep: user, price, season." in output
-    again = torchrun(
-        script, "--steps", "1200", "--folder", str(tmp_path)
-    ).stdout  # there is nothing left to do
+    again = torchrun(script, "--steps", "1200", "--folder", str(tmp_path)).stdout  # nothing is left
     assert again.splitlines() == [output.splitlines()[-1]]
 
 
@@ -64,7 +62,7 @@ def test_select_on_two_processes(tmp_path: Path) -> None:
         "8",
     )
     done = torchrun(*words, "--batch", "64", "--out", str(tmp_path / "out"))
-    assert done.stdout.count("AUC on 300 test rows") == 1  # one of them talks
+    assert done.stdout.count("AUC on 300 test rows") == 1  # one of them prints
     assert done.stderr.count("Ended after") == 3
     selection = Selection.load(tmp_path / "out" / "selection.json")
     assert "item" in selection.kept

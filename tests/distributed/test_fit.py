@@ -1,4 +1,4 @@
-"""fit and search on several ranks, and what happens when one fails: real processes, gloo."""
+"""fit and search on several ranks, and failures of one of them, with real processes and gloo."""
 
 import resource
 import signal
@@ -32,7 +32,7 @@ def task_in(folder: Path) -> Any:
 
 
 def trained(task: Any, *, noisy: bool = False, **settings: Any) -> Run:
-    """Without dropout and batch norm, several ranks compute what one does."""
+    """Train; without dropout and batch norm, several ranks compute the same as one."""
     torch.manual_seed(1)
     model = models.build(
         models.WideDeep(hidden=(8,), dropout=0.2 if noisy else 0.0, batch_norm=noisy), task
@@ -77,7 +77,7 @@ def test_two_ranks_train_as_one(tmp_path: Path) -> None:
 
 
 class Slow(Hook):
-    """Gives the test the time to kill a rank."""
+    """Give the test the time to kill a rank."""
 
     def after_step(self, run: Run) -> None:
         time.sleep(0.05)
@@ -101,11 +101,11 @@ def wait_for(path: Path, seconds: float = 60.0) -> None:
         time.sleep(0.01)
 
 
-def test_a_killed_rank_ends_the_others_and_the_job_goes_on(tmp_path: Path) -> None:
+def test_a_killed_rank_ends_the_others_and_the_job_resumes(tmp_path: Path) -> None:
     undisturbed, broken = tmp_path / "undisturbed", tmp_path / "broken"
     undisturbed.mkdir()
     broken.mkdir()
-    whole = run(saved_often, undisturbed)
+    expected = run(saved_often, undisturbed)
     processes = start(saved_often, broken)
     wait_for(broken / "run.ckpt")
     processes[1].send_signal(signal.SIGKILL)
@@ -115,7 +115,7 @@ def test_a_killed_rank_ends_the_others_and_the_job_goes_on(tmp_path: Path) -> No
     assert "it resumes from" in text
     before = torch.load(broken / "run.ckpt", weights_only=True)["run"]["step"]
     assert before % 4 == 0
-    for one, other in zip(whole, run(saved_often, broken), strict=True):
+    for one, other in zip(expected, run(saved_often, broken), strict=True):
         assert one["losses"] == other["losses"]
         assert all(
             torch.equal(one["weights"][name], other["weights"][name]) for name in one["weights"]
@@ -132,7 +132,7 @@ def interrupted(folder: Path) -> None:
         trained(task_in(folder), hooks=[Stop()], checkpoint=folder / "run.ckpt")
 
 
-def test_another_number_of_ranks_goes_on(tmp_path: Path) -> None:
+def test_another_number_of_ranks_resumes(tmp_path: Path) -> None:
     for code, text in finish(start(interrupted, tmp_path)):
         assert code == 0, text
     assert torch.load(tmp_path / "run.ckpt", weights_only=True)["run"]["step"] == 8
@@ -153,7 +153,7 @@ def nan_on_one(folder: Path) -> None:
     trained(task_in(folder), hooks=[NotANumber()])
 
 
-def test_a_loss_that_is_no_number_on_one_rank(tmp_path: Path) -> None:
+def test_a_loss_that_is_not_finite_on_one_rank(tmp_path: Path) -> None:
     (code, text), (other_code, other) = finish(start(nan_on_one, tmp_path))
     assert (code, other_code) == (1, 1)
     assert "The loss of another rank is not finite at step 1" in text
@@ -161,11 +161,9 @@ def test_a_loss_that_is_no_number_on_one_rank(tmp_path: Path) -> None:
 
 
 def shard_gone(folder: Path) -> None:
-    task_module.IN_MEMORY, task_module.BLOCK, task_module.WINDOW = (
-        0,
-        64,
-        2,
-    )  # from disk, in small blocks
+    task_module.IN_MEMORY = 0  # from disk, in small blocks
+    task_module.BLOCK = 64
+    task_module.WINDOW = 2
     task = task_in(folder)
 
     class Remove(Hook):
@@ -178,10 +176,10 @@ def shard_gone(folder: Path) -> None:
 
 
 def test_rows_that_disappear(tmp_path: Path) -> None:
-    told = finish(start(shard_gone, tmp_path))
-    assert all(code == 1 for code, _ in told)
-    assert all("is damaged or gone" in text or "has lost another one" in text for _, text in told)
-    assert any("is damaged or gone" in text for _, text in told)
+    ended = finish(start(shard_gone, tmp_path))
+    assert all(code == 1 for code, _ in ended)
+    assert all("is damaged or gone" in text or "has lost another one" in text for _, text in ended)
+    assert any("is damaged or gone" in text for _, text in ended)
 
 
 def full_disk(folder: Path) -> None:
@@ -217,7 +215,7 @@ def test_a_rank_without_rows_is_refused(tmp_path: Path) -> None:
         assert "Expected rows for each of 2 ranks" in text
 
 
-def test_a_share_that_another_number_of_ranks_has_passed_ends_its_epoch(tmp_path: Path) -> None:
+def test_a_shard_that_another_number_of_ranks_has_passed_ends_its_epoch(tmp_path: Path) -> None:
     rows = task_in(tmp_path).train
     place = Batches(rows, 139, shuffle=True, seed=0, shard=(0, 1), together=True)
     assert (len(rows), len(place)) == (1_600, 12)
@@ -230,11 +228,11 @@ def test_a_share_that_another_number_of_ranks_has_passed_ends_its_epoch(tmp_path
 
 def test_workers_of_a_loader_end_together_on_all_ranks(tmp_path: Path) -> None:
     rows = task_in(tmp_path).train
-    shares = [
+    shards = [
         Batches(rows, 1_599, shuffle=True, seed=0, shard=(number, 3), together=True)
         for number in range(3)
     ]
-    counts = [len(list(DataLoader(share, batch_size=None, num_workers=1))) for share in shares]
+    counts = [len(list(DataLoader(shard, batch_size=None, num_workers=1))) for shard in shards]
     assert counts == [1, 1, 1]
 
 
@@ -247,18 +245,18 @@ def test_too_few_validation_rows_for_the_ranks_are_refused(tmp_path: Path) -> No
         next(without_end(few))
 
 
-def test_a_folder_that_is_not_there_is_told_before_the_first_step(tmp_path: Path) -> None:
+def test_a_missing_folder_is_reported_before_the_first_step(tmp_path: Path) -> None:
     with pytest.raises(TrainingError, match="Expected a folder for the checkpoint"):
         trained(task_in(tmp_path), checkpoint=tmp_path / "none" / "run.ckpt")
 
 
-def looked_at(folder: Path) -> None:
+def evaluated(folder: Path) -> None:
     task = task_in(folder)
     torch.manual_seed(0)
     model = models.build(models.WideDeep(), task)
     keep(folder, [evaluate(model, task.valid, together=True), evaluate(model, task.valid)])
 
 
-def test_ranks_share_a_look(tmp_path: Path) -> None:
-    for together, alone in run(looked_at, tmp_path):
+def test_ranks_divide_an_evaluation(tmp_path: Path) -> None:
+    for together, alone in run(evaluated, tmp_path):
         assert together == pytest.approx(alone)

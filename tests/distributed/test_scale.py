@@ -1,4 +1,4 @@
-"""The formulas of docs/scale.md, which benchmarks/distributed.py has as code, against what real processes hand to collectives."""
+"""The formulas of docs/scale.md, as in benchmarks/distributed.py, against real collectives."""
 
 from pathlib import Path
 from typing import Any
@@ -33,7 +33,7 @@ def count_all(folder: Path) -> None:
 
 
 def seldom() -> dict[str, int]:
-    """Six steps, of which every third sends."""
+    """Return the bytes of six steps, of which every third sends."""
     gates = tl.LeAP(fields_of([1] * 5), sync_every=3, seed=0)
     gates(torch.randn(4, 5))
     with counted() as found:
@@ -43,7 +43,7 @@ def seldom() -> dict[str, int]:
 
 
 def held_out() -> dict[str, int]:
-    """A step of the gates alone, past DDP."""
+    """Return the bytes of a step of the gates alone, past DDP."""
     model = network([1] * 5, [8])
     plugin = tl.attach(model, fields_of([1] * 5), at="0", seed=0)
     optimizer = plugin.optimizer()
@@ -54,7 +54,7 @@ def held_out() -> dict[str, int]:
     return dict(found)
 
 
-def test_ranks_send_what_the_formulas_say(tmp_path: Path) -> None:
+def test_ranks_send_the_bytes_of_the_formulas(tmp_path: Path) -> None:
     first, second = run(count_all, tmp_path)
     assert first == second
     for name, widths in SHAPES.items():
@@ -62,9 +62,8 @@ def test_ranks_send_what_the_formulas_say(tmp_path: Path) -> None:
         assert found["gated own all_reduces"] == 1
         assert found["gated own all_reduce bytes"] == pytest.approx(gates_bytes(fields, dims))
         assert found["gated own all_reduce bytes"] <= limit(fields) == 8 * (fields * 4)
-        assert (
-            "gated own broadcasts" not in found
-        )  # DDP does not send the gates' buffers, and neither do they
+        # DDP does not send the gates' buffers, and neither do they
+        assert "gated own broadcasts" not in found
         assert found["gated bytes"] - found["bare bytes"] == 4 * fields  # the gates' gradient
         assert found["gated buckets"] == found["bare buckets"]
         once = found["gated first all_reduce bytes"] + found["gated first broadcast bytes"]
@@ -81,6 +80,6 @@ def test_one_rank_sends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_means_of_all_columns_go_round() -> None:
-    assert turns(512, 12_267) == 6  # 2,047 columns a turn
+    assert turns(512, 12_267) == 6  # 2,047 columns per turn
     assert turns(4_167, 100_000) == 6
     assert turns(512, 512) == 1

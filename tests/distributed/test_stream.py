@@ -1,7 +1,8 @@
-"""Streams: rows that never end, on one rank and on two; checkpoints while they run; and what goes wrong."""
+"""Streams of rows that never end, on one rank and on two; their checkpoints; and their failures."""
 
 import io
 import json
+import math
 import os
 import resource
 import shutil
@@ -30,22 +31,22 @@ FIELDS = {"useful": 2, "useless": 2}
 
 
 class Endless:
-    """A stream whose place is a number of batches, the same on all ranks; each takes its share of every batch."""
+    """A stream whose place is a number of batches, the same on all ranks.
+
+    Each rank takes its part of every batch.
+    """
 
     def __init__(self, rows: int = 64, last: int | None = None) -> None:
         self.rows, self.place, self.last = rows, 0, last
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
-        rank, ranks = (
-            int(os.environ.get(name, default))
-            for name, default in (("RANK", "0"), ("WORLD_SIZE", "1"))
-        )
+        rank = int(os.environ.get("RANK", "0"))
+        ranks = int(os.environ.get("WORLD_SIZE", "1"))
         while self.last is None or self.place < self.last:
             rng = torch.Generator().manual_seed(self.place)
             x = torch.randn(self.rows, 4, generator=rng)
-            y = (
-                torch.rand(self.rows, generator=rng) < torch.sigmoid(3 * x[:, 0] - 2 * x[:, 1])
-            ).float()
+            chance = torch.sigmoid(3 * x[:, 0] - 2 * x[:, 1])
+            y = (torch.rand(self.rows, generator=rng) < chance).float()
             self.place += 1
             yield x.chunk(ranks)[rank], y.chunk(ranks)[rank]
 
@@ -94,22 +95,20 @@ def outcome(run: Run) -> dict[str, Any]:
     weights = {
         name: tensor for name, tensor in run.model.state_dict().items() if "extra" not in name
     }
-    looks = [
-        {key: value for key, value in look.items() if key != "seconds"} for look in run.history
-    ]
-    return {"weights": weights, "looks": looks, "step": run.step, "stopped": run.stopped}
+    records = [{**record, "seconds": 0} for record in run.history]
+    return {"weights": weights, "records": records, "step": run.step, "stopped": run.stopped}
 
 
 def assert_same(one: dict[str, Any], other: dict[str, Any]) -> None:
-    assert one["looks"] == other["looks"]
+    assert one["records"] == other["records"]
     for name, tensor in one["weights"].items():
         assert torch.equal(tensor, other["weights"][name]), name
 
 
 def test_gates_learn_from_fresh_batches_and_windows_are_reported() -> None:
     found = outcome(streamed(500))
-    assert [look["step"] for look in found["looks"]] == list(range(50, 501, 50))
-    last = found["looks"][-1]
+    assert [record["step"] for record in found["records"]] == list(range(50, 501, 50))
+    last = found["records"][-1]
     assert last["valid_auc"] > 0.85
     assert last["gate_useful"] > 0.8 > 0.2 > last["gate_useless"]
     assert found["stopped"] == "all steps are done"
@@ -122,12 +121,15 @@ def test_it_ends_with_its_batches() -> None:
 
 @pytest.mark.parametrize("background", [False, True])
 def test_a_resume_is_exact(tmp_path: Path, background: bool) -> None:
-    whole = outcome(streamed(150))
+    undisturbed = outcome(streamed(150))
     streamed(90, checkpoint=tmp_path, background=background)
     before, last = sorted(path.name for path in tmp_path.iterdir())
     assert last == "step-000000000090"
-    assert before >= "step-000000000070" if background else before == "step-000000000080"
-    assert_same(outcome(streamed(150, checkpoint=tmp_path, background=background)), whole)
+    if background:
+        assert before >= "step-000000000070"
+    else:
+        assert before == "step-000000000080"
+    assert_same(outcome(streamed(150, checkpoint=tmp_path, background=background)), undisturbed)
 
 
 class Stop(Hook):
@@ -139,7 +141,7 @@ class Stop(Hook):
             raise self.problem
 
 
-def test_a_crash_loses_the_steps_since_the_last_checkpoint_alone(tmp_path: Path) -> None:
+def test_a_crash_loses_only_the_steps_since_the_last_checkpoint(tmp_path: Path) -> None:
     with pytest.raises(ZeroDivisionError):
         streamed(150, (Stop(75, ZeroDivisionError),), checkpoint=tmp_path)
     assert max(path.name for path in tmp_path.iterdir()) == "step-000000000060"
@@ -170,7 +172,7 @@ def test_nothing_is_removed_under_its_final_name(
         lambda path, **rest: (removed.append(Path(path).name), remove(path, **rest)),
     )
     streamed(90, checkpoint=tmp_path)
-    streamed(90, checkpoint=tmp_path)  # writes its last step anew
+    streamed(90, checkpoint=tmp_path)  # writes its last step again
     assert len(removed) > 3
     assert not [name for name in removed if name.startswith("step-")]
     assert sorted(path.name for path in tmp_path.iterdir()) == [
@@ -191,6 +193,37 @@ def test_bad_batches_and_other_models_are_refused(tmp_path: Path) -> None:
         Checkpoints(tmp_path).save(1, {"a": os.system}, {})
 
 
+@pytest.mark.parametrize("state", [{"model": {}}, {"format": 3}])
+def test_a_checkpoint_of_another_format_is_refused_in_one_sentence(
+    tmp_path: Path, state: dict[str, Any]
+) -> None:
+    Checkpoints(tmp_path).save(4, state, {})
+    with pytest.raises(TrainingError) as problem:
+        streamed(8, checkpoint=tmp_path)
+    assert str(problem.value) == (
+        f"{tmp_path / 'step-000000000004'} is a checkpoint of format {state.get('format')}, but "
+        "this version of torchleap reads format 4. Give another folder."
+    )
+
+
+def test_with_a_loss_of_its_own_a_stream_has_no_metrics() -> None:
+    model = nn.Sequential(nn.Linear(4, 1), nn.Flatten(0))
+    training = Training(steps=4, eval_every=2)
+    run = tl.stream(model, Endless(), training, loss=nn.functional.mse_loss)
+    assert [set(record) for record in run.history] == [{"step", "seconds", "train_loss", "lr"}] * 2
+
+
+def test_metrics_of_rows_with_a_single_label_are_nan() -> None:
+    class Positives(Endless):
+        def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+            for x, y in super().__iter__():
+                yield x, torch.ones_like(y)
+
+    (record,) = streamed(50, batches=Positives()).history
+    assert math.isnan(record["valid_auc"])
+    assert math.isnan(record["valid_log_loss"])
+
+
 def two_halves(folder: Path) -> None:
     keep(folder, outcome(streamed(110)))
 
@@ -203,25 +236,25 @@ def on_to_110(folder: Path) -> None:
     keep(folder, outcome(streamed(110, checkpoint=folder / "state", background=True)))
 
 
-def test_two_ranks_resume_exactly_and_one_goes_on_correctly(tmp_path: Path) -> None:
+def test_two_ranks_resume_exactly_and_one_continues_correctly(tmp_path: Path) -> None:
     first, second = run(two_halves, tmp_path)
-    assert first["looks"] == second["looks"]
+    assert first["records"] == second["records"]
     for code, text in finish(start(stopped_at_70, tmp_path)):
         assert code == 0, text
-    alone = outcome(
-        streamed(110, checkpoint=tmp_path / "state", keep=9)
-    )  # one rank goes on where two were
-    assert [look["step"] for look in alone["looks"]] == [50, 100]
-    assert alone["looks"][0] == first["looks"][0]
-    assert alone["looks"][1]["valid_auc"] == pytest.approx(first["looks"][1]["valid_auc"], abs=0.02)
-    assert alone["looks"][1]["gate_useful"] == pytest.approx(
-        first["looks"][1]["gate_useful"], abs=0.05
+    alone = outcome(streamed(110, checkpoint=tmp_path / "state", keep=9))
+    assert [record["step"] for record in alone["records"]] == [50, 100]
+    assert alone["records"][0] == first["records"][0]
+    assert alone["records"][1]["valid_auc"] == pytest.approx(
+        first["records"][1]["valid_auc"], abs=0.02
+    )
+    assert alone["records"][1]["gate_useful"] == pytest.approx(
+        first["records"][1]["gate_useful"], abs=0.05
     )
     for path in (tmp_path / "state").iterdir():
         if path.name > "step-000000000070":
             path.rename(tmp_path / path.name)
-    for one, whole in zip(run(on_to_110, tmp_path), (first, second), strict=True):
-        assert_same(one, whole)
+    for one, undisturbed in zip(run(on_to_110, tmp_path), (first, second), strict=True):
+        assert_same(one, undisturbed)
 
 
 class Slow(Hook):
@@ -240,7 +273,9 @@ def often(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("how", ["background", "waiting"])
-def test_a_kill_while_checkpoints_are_written_leaves_whole_ones(tmp_path: Path, how: str) -> None:
+def test_a_kill_while_checkpoints_are_written_leaves_complete_ones(
+    tmp_path: Path, how: str
+) -> None:
     folder = tmp_path / how
     folder.mkdir()
     processes = start(often, folder)
@@ -252,14 +287,14 @@ def test_a_kill_while_checkpoints_are_written_leaves_whole_ones(tmp_path: Path, 
     assert code == 1
     assert "lost another one" in text
     checkpoints = Checkpoints(folder / "state")
-    whole = [path for path in (folder / "state").iterdir() if path.name.startswith("step-")]
-    assert whole
-    for path in whole:  # whatever has its final name can be read
+    complete = [path for path in (folder / "state").iterdir() if path.name.startswith("step-")]
+    assert complete
+    for path in complete:  # all that have their final names can be read
         assert checkpoints.load(path, {})[0]["run"]["step"] == int(path.name[5:])
 
 
 def before_writing(act: Callable[[], None]) -> None:
-    """From now on in this process, do that before a checkpoint's data is written."""
+    """Call a function before each writing of a checkpoint's data, from now on in this process."""
     write = FileSystemWriter.write_data
 
     def act_then_write(self: Any, *rest: Any) -> Any:
@@ -328,15 +363,14 @@ def test_a_full_disk_leaves_the_checkpoints_before(tmp_path: Path, how: str) -> 
         assert "cannot be written" in text
         assert "Those before it are complete" in text
     left = sorted(path.name for path in (folder / "state").iterdir())
-    assert (
-        "step-000000000005" <= left[-1] <= "step-000000000025"
-        if how == "background"
-        else left == ["step-000000000020"]
-    )
+    if how == "background":
+        assert "step-000000000005" <= left[-1] <= "step-000000000025"
+    else:
+        assert left == ["step-000000000020"]
 
 
 class Reads(Hook):
-    """Has a state and is the first rank's alone; it reads rows of the table that its rank does not learn from."""
+    """A hook of the first rank with a state; it reads rows that its rank is not trained on."""
 
     first_rank_only = True
 
@@ -364,14 +398,16 @@ def table(steps: int, folder: Path | None) -> Tensor:
 
 
 def read_between(folder: Path) -> None:
-    whole = table(100, None)
+    undisturbed = table(100, None)
     table(50, folder / "state")
-    keep(folder, [whole, table(100, folder / "state")])
+    keep(folder, [undisturbed, table(100, folder / "state")])
 
 
-def test_rows_that_one_rank_has_read_are_saved_with_where_they_stand(tmp_path: Path) -> None:
-    for whole, resumed in run(read_between, tmp_path):
-        torch.testing.assert_close(whole, resumed, atol=1e-5, rtol=0)
+def test_rows_that_one_rank_has_read_are_saved_with_the_steps_that_they_have_reached(
+    tmp_path: Path,
+) -> None:
+    for undisturbed, resumed in run(read_between, tmp_path):
+        torch.testing.assert_close(undisturbed, resumed, atol=1e-5, rtol=0)
 
 
 def silent_writer(folder: Path) -> None:
@@ -381,7 +417,7 @@ def silent_writer(folder: Path) -> None:
     streamed(100, checkpoint=folder / "state", background=True)
 
 
-def test_nor_than_that_while_a_checkpoint_is_written(tmp_path: Path) -> None:
+def test_no_rank_waits_longer_while_a_checkpoint_is_written(tmp_path: Path) -> None:
     processes = start(silent_writer, tmp_path, wait=6.0)
     code, text = finish(processes[:1], within=60)[0]
     processes[1].kill()
@@ -406,24 +442,24 @@ def test_no_rank_waits_longer_than_the_time_out(tmp_path: Path) -> None:
     assert "lost another one" in text
 
 
-def test_tables_with_sparse_gradients_and_callbacks_go_along(tmp_path: Path) -> None:
+def test_tables_with_sparse_gradients_and_callbacks_are_resumed(tmp_path: Path) -> None:
     task = tl.data.read(clicks(4_000), label="click", split="order", columns=KINDS)
 
-    def go(steps: int, folder: Path) -> Run:
+    def trained(steps: int, folder: Path) -> Run:
         torch.manual_seed(0)
         model = tl.models.build(tl.models.WideDeep(hidden=(8,)), task)
         batches = task.train.batches(64, shuffle=True, seed=1, together=True)
         training = Training(epochs=1, steps=steps, eval_every=10, checkpoint_steps=10)
-        told = io.StringIO()
-        hooks = [HistoryFile(folder / "history.jsonl"), Progress(Console(file=told))]
+        text = io.StringIO()
+        hooks = [HistoryFile(folder / "history.jsonl"), Progress(Console(file=text))]
         found = tl.stream(model, batches, training, hooks=hooks, checkpoint=folder)
-        assert "stream step 10" in told.getvalue() or steps > 30
+        assert "stream step 10" in text.getvalue() or steps > 30
         return found
 
-    (tmp_path / "whole").mkdir()
+    (tmp_path / "undisturbed").mkdir()
     (tmp_path / "parts").mkdir()
-    whole = go(40, tmp_path / "whole")
-    go(25, tmp_path / "parts")
-    assert_same(outcome(go(40, tmp_path / "parts")), outcome(whole))
+    undisturbed = trained(40, tmp_path / "undisturbed")
+    trained(25, tmp_path / "parts")
+    assert_same(outcome(trained(40, tmp_path / "parts")), outcome(undisturbed))
     lines = (tmp_path / "parts" / "history.jsonl").read_text().splitlines()
     assert [json.loads(line)["step"] for line in lines] == [10, 20, 30, 40]

@@ -1,4 +1,4 @@
-"""Hostile and damaged checkpoints: none runs code, none reaches an optimizer with other shapes, no flipped bit is accepted."""
+"""Hostile and damaged checkpoints: they run no code and reach no optimizer with other shapes."""
 
 import io
 import json
@@ -26,7 +26,7 @@ SETTINGS = Training(batch=64, epochs=2, checkpoint_steps=2)
 
 
 class Payload:
-    """A pickle of it runs a command."""
+    """An object whose pickle runs a command."""
 
     def __reduce__(self):
         return os.system, ("touch MARK",)
@@ -56,7 +56,7 @@ def model_for(task):
 
 @pytest.fixture(scope="module")
 def good(task, tmp_path_factory):
-    """The bytes of a checkpoint."""
+    """Return the bytes of a checkpoint."""
     path = tmp_path_factory.mktemp("fit") / "run.pt"
     with pytest.raises(KeyboardInterrupt):
         fit(model_for(task), task, SETTINGS, hooks=[Stop()], checkpoint=path)
@@ -65,7 +65,7 @@ def good(task, tmp_path_factory):
 
 @pytest.fixture
 def saved(good, tmp_path, monkeypatch):
-    """A checkpoint to be spoiled, in the folder that it is run from."""
+    """Return a checkpoint to be damaged, in the current folder."""
     monkeypatch.chdir(tmp_path)
     path = tmp_path / "run.pt"
     path.write_bytes(good)
@@ -197,9 +197,8 @@ def test_a_state_that_repeats_one_number_is_spread_out_before_a_fused_step():
     layer(torch.ones(2, 64)).sum().backward()
     optimizer.step()
     saved = optimizer.state_dict()
-    saved["state"][0]["exp_avg"] = torch.zeros(1, 1).expand(
-        64, 64
-    )  # 4 bytes; fused Adam would write 16,384
+    repeated = torch.zeros(1, 1).expand(64, 64)  # 4 bytes; fused Adam would write 16,384
+    saved["state"][0]["exp_avg"] = repeated
     restore_optimizer(optimizer, saved)
     assert optimizer.state[layer.weight]["exp_avg"].is_contiguous()
 
@@ -241,7 +240,7 @@ def test_lazy_adam_refuses_ids_that_the_table_does_not_have():
 
 
 def zipped(content, method=zipfile.ZIP_STORED):
-    """What torch.save writes, with another pickle in it."""
+    """Return a file of torch.save with another pickle in it."""
     found = io.BytesIO()
     with zipfile.ZipFile(found, "w", method) as archive:
         archive.writestr("archive/data.pkl", content)
@@ -251,7 +250,7 @@ def zipped(content, method=zipfile.ZIP_STORED):
 
 
 def text(words):
-    """A short text in a pickle."""
+    """Return a short text in a pickle."""
     return b"\x8c" + bytes([len(words)]) + words.encode()
 
 
@@ -278,7 +277,7 @@ def test_a_checkpoint_with_a_hostile_pickle_runs_nothing(name, saved, task):
 
 
 def seal(path):
-    """Add the digest as somebody would who knows about it."""
+    """Add the digest as an attacker would."""
     content = path.read_bytes()
     if content.startswith(b"PK"):
         content = content[:-2] + (17 + 64).to_bytes(2, "little")
@@ -296,7 +295,7 @@ def test_a_checkpoint_that_would_unpack_into_gigabytes_is_not_unpacked(saved, ta
 
 
 def with_two_lists(content):
-    """Put a second list of entries, which says that nothing is packed, where Python looks for it, but not PyTorch."""
+    """Put a second list of entries, all not packed, where Python reads it, but not PyTorch."""
     end = content.rfind(b"PK\5\6")
     size, start = struct.unpack("<LL", content[end + 12 : end + 20])
     harmless = bytearray(content[start : start + size])
@@ -325,7 +324,7 @@ def test_a_packed_checkpoint_with_two_lists_of_entries_is_not_unpacked(saved, ta
 
 
 class Batches:
-    """The same few rows, again and again."""
+    """The same few rows in every batch."""
 
     def __iter__(self):
         while True:
@@ -340,7 +339,7 @@ def streamed(folder, steps, width=1):
 
 @pytest.fixture
 def stored(tmp_path, monkeypatch):
-    """The folder of a stream's only checkpoint."""
+    """Return the folder of a stream's only checkpoint."""
     monkeypatch.chdir(tmp_path)
     streamed(tmp_path / "state", 4)
     (folder,) = (tmp_path / "state").iterdir()
@@ -377,7 +376,7 @@ def index_with(change):
 
 
 def part_with(place, value):
-    """Change where the first part of a tensor lies."""
+    """Change the place of the first part of a tensor."""
 
     def change(content):
         next(iter(content["tensors"].values()))["parts"][0][place] = value
@@ -418,10 +417,13 @@ def packed(folder):
     """Store the same parts, but packed."""
     path = folder / "__0_0.distcp"
     content = json.loads((folder / "index.json").read_text())
-    whole, parts = path.read_bytes(), b""
+    content_of_file = path.read_bytes()
+    parts = b""
     for record in content["tensors"].values():
         for part in record["parts"]:
-            with zipfile.ZipFile(io.BytesIO(whole[part[3] : part[3] + part[4]])) as archive:
+            with zipfile.ZipFile(
+                io.BytesIO(content_of_file[part[3] : part[3] + part[4]])
+            ) as archive:
                 found = io.BytesIO()
                 with zipfile.ZipFile(found, "w", zipfile.ZIP_DEFLATED) as other:
                     for entry in archive.namelist():

@@ -25,7 +25,7 @@ from torchleap.data.files.open import open_source
 from torchleap.pipeline.serve import Served
 from torchleap.report import Report
 from torchleap.selection import Selection
-from torchleap.training.loop import TrainingError
+from torchleap.training.fit import TrainingError
 
 
 @pytest.fixture(scope="module")

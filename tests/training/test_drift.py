@@ -1,4 +1,4 @@
-"""Drift: on the industrial stream with a switch in the middle, fields that come to life or die are named, and no others."""
+"""Drift: on a synthetic stream with a switch, only fields that come to life or die are named."""
 
 import copy
 import io
@@ -18,19 +18,14 @@ from torchleap.training.fit import Hook
 from ..distributed.ranks_of import keep, run
 
 BATCH, SWITCH, STEPS = 1_024, 480, 980
-SETTINGS = {"share": 0.3, "settle": 250, "quiet": 100_000}
-ROWS_A_DAY = 50_000
-SEEN = (
-    "main",
-    "noise",
-    "sparse noise",
-    "constant",
-    "drift",
-)  # pairs and copies are left out: they are chosen slowly
+SETTINGS = {"fraction": 0.3, "settle": 250, "quiet": 100_000}
+ROWS_PER_DAY = 50_000
+# pairs and copies are left out: they are chosen slowly
+SEEN = ("main", "noise", "sparse noise", "constant", "drift")
 
 
 def log_of(switch):
-    return IndustrialLog(fields=40, dims=320, seed=0, switch_days=switch * BATCH / ROWS_A_DAY)
+    return IndustrialLog(fields=40, dims=320, seed=0, switch_days=switch * BATCH / ROWS_PER_DAY)
 
 
 LOG = log_of(SWITCH)
@@ -42,27 +37,25 @@ DIES = set(LOG.drift) - REVIVES
 class Model(nn.Module):
     def __init__(self):
         super().__init__()
-        self.tables = nn.ModuleDict(
-            {
-                n: nn.Embedding(LOG.cardinality[n], LOG.widths[n])
-                for n in NAMES
-                if n in LOG.cardinality
-            }
-        )
-        self.net = nn.Sequential(
-            nn.Linear(sum(LOG.widths[n] for n in NAMES), 32), nn.ReLU(), nn.Linear(32, 1)
-        )
+        self.tables = nn.ModuleDict()
+        for name in NAMES:
+            if name in LOG.cardinality:
+                self.tables[name] = nn.Embedding(LOG.cardinality[name], LOG.widths[name])
+        width = sum(LOG.widths[name] for name in NAMES)
+        self.net = nn.Sequential(nn.Linear(width, 32), nn.ReLU(), nn.Linear(32, 1))
 
     def forward(self, batch):
-        return self.net(
-            torch.cat(
-                [self.tables[n](batch[n][:, 0]) if n in self.tables else batch[n] for n in NAMES], 1
-            )
-        )[:, 0]
+        blocks = []
+        for name in NAMES:
+            block = batch[name]
+            if name in self.tables:
+                block = self.tables[name](block[:, 0])
+            blocks.append(block)
+        return self.net(torch.cat(blocks, 1))[:, 0]
 
 
 def batches(log, start):
-    """From a step of the stream on."""
+    """Yield the batches of the stream from a step on."""
     for frame in log.stream(8 * BATCH, start=start * BATCH):
         values = {
             name: torch.from_numpy(np.array(frame[name].to_numpy())).reshape(len(frame), -1)
@@ -75,9 +68,9 @@ def batches(log, start):
 
 
 class Job:
-    """A training job: model, gates and drift, which can be saved and go on."""
+    """A training job of model, gates and drift, which can be saved and resumed."""
 
-    def __init__(self, told=None, **settings):
+    def __init__(self, alarm=None, **settings):
         torch.manual_seed(0)
         self.model = Model()
         self.plugin = tl.attach(
@@ -86,7 +79,7 @@ class Job:
         self.gate_optimizer = self.plugin.optimizer(strength=0.4, lr=2e-2)
         self.optimizer = torch.optim.Adam(self.plugin.model_parameters(), lr=3e-3)
         self.drift = Drift(
-            self.plugin, optimizer=self.gate_optimizer, alarm=told, **{**SETTINGS, **settings}
+            self.plugin, optimizer=self.gate_optimizer, alarm=alarm, **{**SETTINGS, **settings}
         )
         self.parts = (self.model, self.gate_optimizer, self.optimizer, self.drift)
 
@@ -115,30 +108,30 @@ class Job:
 
 @pytest.fixture(scope="module")
 def before():
-    """At the switch."""
+    """The job at the switch."""
     return Job().train(LOG, SWITCH).saved()
 
 
 @pytest.fixture(scope="module")
 def after(before):
-    """Soon after the switch, at the end, and what the callback was told."""
-    told = []
-    job = Job(told.append).resumed(before).train(LOG, 100)
+    """The job soon after the switch and at the end, and the alarms that its callback received."""
+    alarms = []
+    job = Job(alarms.append).resumed(before).train(LOG, 100)
     middle = job.saved()
-    return SimpleNamespace(middle=middle, job=job.train(LOG, STEPS - SWITCH - 100), told=told)
+    return SimpleNamespace(middle=middle, job=job.train(LOG, STEPS - SWITCH - 100), alarms=alarms)
 
 
 def test_fields_that_come_to_life_or_die_at_the_switch_are_named_and_no_others(after):
-    found = {(alarm.field, alarm.kind) for alarm in after.told}
+    found = {(alarm.field, alarm.kind) for alarm in after.alarms}
     assert found == {(name, "revived") for name in REVIVES} | {(name, "died") for name in DIES}
-    assert len(after.told) == len(found)
-    assert after.told == after.job.drift.alarms
-    for alarm in after.told:
+    assert len(after.alarms) == len(found)
+    assert after.alarms == after.job.drift.alarms
+    for alarm in after.alarms:
         assert SWITCH < alarm.step <= STEPS
 
 
-def test_an_alarm_tells_the_evidence(after):
-    for alarm in after.told:
+def test_an_alarm_contains_the_evidence(after):
+    for alarm in after.alarms:
         assert str(alarm).startswith(f"{alarm.field} {alarm.kind}, step {alarm.step}: ")
         assert (
             f"in {alarm.probes} probes since step {alarm.since} its signal was {alarm.signal:.2f}"
@@ -153,7 +146,7 @@ def test_an_alarm_tells_the_evidence(after):
                 f"at {alarm.gate_before:.2f} before, closed to {alarm.gate:.2f}" in alarm.evidence
             )
         elif alarm.nats:
-            assert alarm.nats > np.log(len(NAMES) * SETTINGS["share"] * SETTINGS["quiet"])
+            assert alarm.nats > np.log(len(NAMES) * SETTINGS["fraction"] * SETTINGS["quiet"])
             assert alarm.since > SWITCH - 60
             assert alarm.signal > 0.4
             assert "a useless field shows as much once in" in alarm.evidence
@@ -168,9 +161,8 @@ def test_a_resumed_run_raises_the_same_alarms_and_has_the_same_gates(after):
     again = Job().resumed(after.middle).train(LOG, STEPS - SWITCH - 100)
     assert again.drift.alarms == after.job.drift.alarms
     assert torch.equal(again.plugin.gates.theta, after.job.plugin.gates.theta)
-    assert len(after.job.drift.alarms) > len(
-        Job().resumed(after.middle).drift.alarms
-    )  # some came after the resume
+    alarms_before_the_resume = Job().resumed(after.middle).drift.alarms
+    assert len(after.job.drift.alarms) > len(alarms_before_the_resume)
 
 
 def test_without_the_switch_there_is_no_alarm(before):
@@ -179,7 +171,7 @@ def test_without_the_switch_there_is_no_alarm(before):
 
 
 def test_without_probes_revived_fields_stay_closed(before):
-    job = Job(share=1e-9).resumed(before).train(LOG, STEPS - SWITCH)
+    job = Job(fraction=1e-9).resumed(before).train(LOG, STEPS - SWITCH)
     assert {name for name in LOG.drift if job.plugin.scores()[name] >= 0.5} == set()
 
 
@@ -194,12 +186,12 @@ def closed_gates(fields, theta=-1.0):
 
 def watch(gates, **settings):
     return Drift(
-        SimpleNamespace(gates=gates), **{"share": 0.5, "settle": 0, "quiet": 1_000, **settings}
+        SimpleNamespace(gates=gates), **{"fraction": 0.5, "settle": 0, "quiet": 1_000, **settings}
     )
 
 
-def look(drift, gain):
-    """As after a probe with this gain."""
+def probe(drift, gain):
+    """Let a probe with this gain be evaluated."""
     drift._gates.context.start_probe(drift._gates.theta)
     drift._gates.context.probe.grad = -gain
     drift.step()
@@ -234,15 +226,15 @@ def test_the_gain_of_a_probe_is_the_slope_of_the_loss():
     assert torch.allclose(probe.grad, expected, rtol=1e-5)
 
 
-def test_a_copy_of_the_gates_does_not_go_on_probing():
+def test_a_copy_of_the_gates_does_not_continue_probing():
     gates = closed_gates({"a": 1})
     gates.context.start_probe(gates.theta)
     assert copy.deepcopy(gates).context.probe is None
 
 
-def test_probes_depend_on_seed_and_step_alone_and_are_as_many_as_asked_for():
+def test_probes_depend_on_seed_and_step_alone_and_are_as_many_as_requested():
     def chosen(seed):
-        drift = watch(closed_gates({"a": 1}), share=0.05, seed=seed)
+        drift = watch(closed_gates({"a": 1}), fraction=0.05, seed=seed)
         found = []
         for _ in range(4_000):
             torch.rand(1)
@@ -259,13 +251,12 @@ def test_probes_depend_on_seed_and_step_alone_and_are_as_many_as_asked_for():
 def test_useless_fields_raise_fewer_alarms_than_agreed_and_a_useful_one_does_soon():
     rng = torch.Generator().manual_seed(0)
     gates = closed_gates({f"f{i}": 1 for i in range(300)})
-    drift = watch(gates, share=0.05, quiet=20_000, reopen=False)
+    drift = watch(gates, fraction=0.05, quiet=20_000, reopen=False)
     for _ in range(4_000):  # as many probes as there are in 80,000 steps
-        gain = (
-            torch.randn(300, generator=rng) * torch.rand(300, generator=rng).add(0.01).reciprocal()
-        )  # heavy tails
+        gain = torch.randn(300, generator=rng)
+        gain *= torch.rand(300, generator=rng).add(0.01).reciprocal()  # heavy tails
         gain[7] = 10 * (torch.randn((), generator=rng) + 1)
-        look(drift, gain)
+        probe(drift, gain)
     assert "f7" in {alarm.field for alarm in drift.alarms[:2]}
     assert len(drift.alarms) <= 1 + 80_000 / 20_000
     soon = next(alarm for alarm in drift.alarms if alarm.field == "f7")
@@ -280,7 +271,7 @@ def test_a_revived_gate_is_opened_and_its_optimizer_forgets_it():
     optimizer.step()
     drift = watch(gates, optimizer=optimizer)
     for _ in range(30):
-        look(drift, torch.tensor([1.0, 0.0]))
+        probe(drift, torch.tensor([1.0, 0.0]))
     assert [(alarm.field, alarm.kind) for alarm in drift.alarms] == [("a", "revived")]
     assert gates.scores()["a"] > 0.99
     assert gates.scores()["b"] < 0.01
@@ -290,11 +281,11 @@ def test_a_revived_gate_is_opened_and_its_optimizer_forgets_it():
     assert state["step"] == 1
 
 
-def test_without_reopen_a_revival_is_told_once_and_the_gate_stays():
+def test_without_reopen_a_revival_is_reported_once_and_the_gate_stays():
     gates = closed_gates({"a": 1})
     drift = watch(gates, reopen=False)
     for _ in range(100):
-        look(drift, torch.ones(1))
+        probe(drift, torch.ones(1))
     assert len(drift.alarms) == 1
     assert gates.scores()["a"] < 0.01
 
@@ -303,27 +294,27 @@ def test_a_gate_that_opens_by_itself_is_a_revival():
     gates = closed_gates({"a": 1})
     drift = watch(gates)
     for _ in range(4):
-        look(drift, torch.ones(1))
+        probe(drift, torch.ones(1))
     gates.theta.data.fill_(0.1)
-    look(drift, torch.ones(1))
+    probe(drift, torch.ones(1))
     (alarm,) = drift.alarms
     assert (alarm.kind, alarm.nats) == ("revived", 0)
     assert "its gate, at 0.01 before, opened to 0.62" in alarm.evidence
 
 
-def test_a_gate_that_closes_before_it_has_settled_is_no_death():
+def test_a_gate_that_closes_before_it_has_settled_is_not_a_death():
     gates = closed_gates({"a": 1}, theta=1.0)
     drift = watch(gates, settle=20)
-    look(drift, torch.zeros(1))
+    probe(drift, torch.zeros(1))
     gates.theta.data.fill_(-1.0)
     for _ in range(15):
-        look(drift, torch.zeros(1))
+        probe(drift, torch.zeros(1))
     gates.theta.data.fill_(1.0)
     for _ in range(25):
-        look(drift, torch.zeros(1))
+        probe(drift, torch.zeros(1))
     assert drift.alarms == []
     gates.theta.data.fill_(-1.0)
-    look(drift, torch.zeros(1))
+    probe(drift, torch.zeros(1))
     assert [alarm.kind for alarm in drift.alarms] == ["died"]
 
 
@@ -331,17 +322,17 @@ def test_every_field_of_a_group_is_named():
     fields = [tl.Field("a", 1, group="g"), tl.Field("b", 2), tl.Field("c", 1, group="g")]
     drift = watch(closed_gates(fields))
     for _ in range(30):
-        look(drift, torch.tensor([1.0, 0.0]))
+        probe(drift, torch.tensor([1.0, 0.0]))
     assert [alarm.field for alarm in drift.alarms] == ["a", "c"]
 
 
-def test_a_gain_that_is_no_number_counts_nothing():
+def test_a_gain_that_is_not_finite_counts_nothing():
     drift = watch(closed_gates({"a": 1}), reopen=False)
     for _ in range(5):
-        look(drift, torch.tensor([torch.nan]))
-        look(drift, torch.tensor([torch.inf]))
+        probe(drift, torch.tensor([torch.nan]))
+        probe(drift, torch.tensor([torch.inf]))
     for _ in range(30):
-        look(drift, torch.ones(1))
+        probe(drift, torch.ones(1))
     assert len(drift.alarms) == 1
 
 
@@ -358,7 +349,7 @@ def test_the_gain_is_averaged_over_the_ranks_in_probes_alone(monkeypatch):
         "torchleap.distributed.ranks.average",
         lambda tensor, group: sent.append(len(tensor)) or tensor,
     )
-    drift = watch(closed_gates({"a": 1, "b": 1}), share=0.1)
+    drift = watch(closed_gates({"a": 1, "b": 1}), fraction=0.1)
     probes = 0
     for _ in range(50):
         probes += drift._gates.context.probe is not None
@@ -369,7 +360,7 @@ def test_the_gain_is_averaged_over_the_ranks_in_probes_alone(monkeypatch):
 
 def test_fields_may_come_from_the_first_batch():
     gates = tl.LeAP(None)
-    drift = watch(gates, share=0.99)
+    drift = watch(gates, fraction=0.99)
     drift.step()
     assert gates.context.probe is None
     gates.lay_out(tl.Fields({"a": 1}))
@@ -378,7 +369,7 @@ def test_fields_may_come_from_the_first_batch():
 
 
 def test_as_a_hook_it_follows_the_loop_and_leaves_the_gates_alone_afterwards():
-    drift = watch(closed_gates({"a": 1}), share=0.99)
+    drift = watch(closed_gates({"a": 1}), fraction=0.99)
     run = SimpleNamespace(step=40)
     drift.at_start(run)
     assert drift._gates.context.probe is not None
@@ -404,26 +395,26 @@ def test_fit_takes_it_as_a_hook_and_a_checkpoint_keeps_what_it_knows(tmp_path):
         model = tl.models.build("mlp", task)
         plugin = tl.attach(model, task.fields, at="net", seed=0)
         plugin.gates.theta.data[::2] = -1.0
-        drift = Drift(plugin, share=0.5, settle=0, quiet=1)
+        drift = Drift(plugin, fraction=0.5, settle=0, quiet=1)
         training = tl.Training(batch=100, epochs=5, patience=100, checkpoint_steps=10)
         return tl.fit(model, task, training, hooks=[drift, *hooks], checkpoint=checkpoint), drift
 
-    run, whole = fit()
+    run, undisturbed = fit()
     with pytest.raises(KeyboardInterrupt):
         fit(BreakOff(), checkpoint=tmp_path / "run.pt")
     _, resumed = fit(checkpoint=tmp_path / "run.pt")
-    assert whole.steps == resumed.steps == run.step
-    assert whole._gates.context.probe is None
-    assert whole.alarms == resumed.alarms
-    for name, value in whole.state_dict()["known"].items():
+    assert undisturbed.steps == resumed.steps == run.step
+    assert undisturbed._gates.context.probe is None
+    assert undisturbed.alarms == resumed.alarms
+    for name, value in undisturbed.state_dict()["known"].items():
         assert torch.equal(value, resumed.state_dict()["known"][name]), name
-    assert 10 < int(whole.state_dict()["known"]["looks"][0]) < 40
+    assert 10 < int(undisturbed.state_dict()["known"]["measured"][0]) < 40
 
 
 def test_impossible_settings_are_refused():
     for setting, value in (
-        ("share", 0),
-        ("share", 1.0),
+        ("fraction", 0),
+        ("fraction", 1.0),
         ("quiet", 0),
         ("settle", -1),
         ("seed", 0.5),
@@ -451,18 +442,17 @@ def test_an_alarm_is_a_sentence():
 
 
 def probe_on_a_rank(folder):
-    told = []
-    drift = watch(closed_gates({"all": 1, "first": 1}), alarm=told.append)
+    reported = []
+    drift = watch(closed_gates({"all": 1, "first": 1}), alarm=reported.append)
     mine = 1.0 if torch.distributed.get_rank() == 0 else -1.0
     for _ in range(30):
-        look(
-            drift, torch.tensor([1.0, mine])
-        )  # what only one rank sees is made up for by the other
-    keep(folder, {"alarms": drift.state_dict()["alarms"], "told": len(told)})
+        # the other rank cancels a gain that only one rank sees
+        probe(drift, torch.tensor([1.0, mine]))
+    keep(folder, {"alarms": drift.state_dict()["alarms"], "reported": len(reported)})
 
 
-def test_all_ranks_find_the_same_and_the_first_one_tells(tmp_path):
+def test_all_ranks_find_the_same_and_the_first_one_reports(tmp_path):
     first, second = run(probe_on_a_rank, tmp_path)
     assert first["alarms"] == second["alarms"]
     assert [alarm["field"] for alarm in first["alarms"]] == ["all"]
-    assert (first["told"], second["told"]) == (1, 0)
+    assert (first["reported"], second["reported"]) == (1, 0)

@@ -1,3 +1,5 @@
+"""Pace: a kill never loses more than the interval, whatever a writing takes."""
+
 import time
 from collections.abc import Callable
 
@@ -20,18 +22,20 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
 
 
 def lost_at_each_step(pace: Pace, takes: int, steps: int = 200) -> tuple[list[int], int, int]:
-    """Steps that a kill at the end of each would lose, how many checkpoints were begun, and for how many training waited."""
-    whole, begun, losses, count, waits = 0, 0, [], 0, 0
+    """Return the steps that a kill at each step would lose, and the writings and waits."""
+    losses = []
+    complete = begun = count = waits = 0
     for step in range(1, steps + 1):
-        losses.append(step - whole)
+        losses.append(step - complete)
         due = pace.is_due(step) or (pace.writing and step >= begun + takes)
         while due:
             if pace.writing:
                 waits += step < begun + takes
-                whole = begun
+                complete = begun
                 pace.finish(step)
             else:
-                begun, count = step, count + 1
+                begun = step
+                count += 1
                 pace.begin(step)
             due = pace.is_due(step, by=[STEPS])
     return losses, count, waits
@@ -50,9 +54,8 @@ def test_a_short_writing_neither_keeps_training_waiting_nor_happens_much_more_of
     losses, count, waits = lost_at_each_step(Pace(40, None, background=True), takes, 4000)
     assert max(losses) <= 40
     assert waits == 0
-    assert (
-        count <= 4000 / (40 - 2 * max(1, takes) - 1) + 2
-    )  # that it is written is seen a step later
+    # that it is written is noticed a step later
+    assert count <= 4000 / (40 - 2 * max(1, takes) - 1) + 2
 
 
 def test_in_the_foreground_one_interval_lies_between_two() -> None:
@@ -71,7 +74,7 @@ def test_minutes_count_as_steps_do(clock: Callable[[float], None]) -> None:
     clock(29)
     assert not pace.is_due(5)
     clock(1)
-    assert pace.is_due(6)  # half the interval, as nobody knows how long it takes
+    assert pace.is_due(6)  # half the interval: the duration is not known yet
     pace.begin(6)
     clock(5)
     pace.finish(7)
@@ -83,25 +86,27 @@ def test_minutes_count_as_steps_do(clock: Callable[[float], None]) -> None:
     clock(9)
     assert not pace.is_due(10)
     clock(1)
-    assert pace.is_due(11)  # to be waited for
+    assert pace.is_due(11)  # it has to be waited for
 
 
 def test_seconds_of_waiting_cannot_be_lost(clock: Callable[[float], None]) -> None:
-    """However long a writing takes, training goes on for half an interval between two of them."""
+    """However long a writing takes, training continues for half an interval between two."""
     pace = Pace(None, 1.0, background=True)
-    trained, since, all_of_it = 0, 0, []
+    trained = since = 0
+    intervals = []
     while trained < 600:
         clock(1)
-        trained, since = trained + 1, since + 1
+        trained += 1
+        since += 1
         if pace.is_due(trained):
             if pace.writing:
                 clock(300)
                 pace.finish(trained, waited=300)
             else:
                 pace.begin(trained)
-                all_of_it.append(since)
+                intervals.append(since)
                 since = 0
-    assert min(all_of_it) >= 30
+    assert min(intervals) >= 30
 
 
 def test_without_an_interval_nothing_is_due(clock: Callable[[float], None]) -> None:

@@ -78,7 +78,7 @@ class Checkpoints:
             self._group = dist.new_group(backend="gloo", timeout=ranks.timeout())
 
     def latest(self) -> Path | None:
-        """Return the newest complete checkpoint that the first rank finds; None if there is none."""
+        """Return the newest complete checkpoint that the first rank finds, or None."""
         name = None
         if ranks.is_first():
             complete = self._complete()

@@ -29,8 +29,8 @@ def predict(model: nn.Module, rows: Rows, *, shard: tuple[int, int] = (0, 1)) ->
     Args:
         model: A model of (ids, numbers), as in `torchleap.models`; its mode is restored.
         rows: The rows.
-        shard: Number and count of consecutive parts of the rows, of which one is computed, such as
-            (rank, ranks); by default all rows are.
+        shard: The number of a consecutive part of the rows and the count of parts, such as
+            (rank, ranks); only this part is computed. By default it is all rows.
     """
     number, count = shard
     start = len(rows) * number // count

@@ -1,7 +1,8 @@
-"""Fine-tune a pruned model: its optimizer continues where the old one was, the better weights stay."""
+"""Fine-tune a pruned model: its optimizer continues, and the better weights are kept."""
 
 import copy
 import inspect
+import math
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
@@ -231,13 +232,14 @@ def finetune(
     every: int = 100,
     patience: int = 3,
 ) -> list[float]:
-    """Train until the metric no longer rises, and leave the model in eval mode with its best weights.
+    """Train until the metric no longer rises, and keep the best weights.
 
-    The metric at the start counts as well: fine-tuning never leaves a model worse than it was.
+    The model is left in eval mode. The metric at the start counts as well: fine-tuning never
+    leaves a model worse than it was.
 
     Args:
         model: The model, usually a pruned one; it is trained in place.
-        batches: The batches, each of which is seen once; for several epochs chain them.
+        batches: The batches; each is seen once, so chain them for several epochs.
         loss: Returns the loss of the model on a batch, such as
             `lambda model, batch: criterion(model(batch[0]), batch[1])`.
         optimizer: The optimizer of the model; `carry_over` returns that of a pruned one.
@@ -257,16 +259,12 @@ def finetune(
     best = copy.deepcopy(model.state_dict())
     since_evaluation = 0  # steps
     for step, batch in enumerate(batches, start=1):
-        model.train()
-        optimizer.zero_grad()
-        value = loss(model, batch)
-        if not bool(torch.isfinite(value)):
+        value = _train_step(model, batch, loss, optimizer)
+        if not math.isfinite(value):
             model.load_state_dict(best)
             raise SurgeryError(
-                f"The loss is {float(value)} at fine-tuning step {step}. Lower the learning rate."
+                f"The loss is {value} at fine-tuning step {step}. Lower the learning rate."
             )
-        value.backward()  # type: ignore[no-untyped-call]
-        optimizer.step()
         since_evaluation = step % every
         if since_evaluation == 0:
             history.append(_evaluate(model, validate))
@@ -279,6 +277,22 @@ def finetune(
     model.load_state_dict(best)
     model.eval()
     return history
+
+
+def _train_step(
+    model: nn.Module,
+    batch: Batch,
+    loss: Callable[[nn.Module, Batch], Tensor],
+    optimizer: Optimizer,
+) -> float:
+    """Return the loss on a batch, and train on it if the loss is finite."""
+    model.train()
+    optimizer.zero_grad()
+    value = loss(model, batch)
+    if bool(torch.isfinite(value)):
+        value.backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+    return value.item()
 
 
 def _better(model: nn.Module, history: list[float], best: dict[str, Any]) -> dict[str, Any]:

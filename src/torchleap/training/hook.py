@@ -1,4 +1,4 @@
-"""Hook: how a method or a callback takes part in training; Run: the state of a run, which it sees."""
+"""Hook: how methods and callbacks take part in training; Run: the state of a run."""
 
 import math
 from dataclasses import dataclass, field

@@ -23,7 +23,7 @@ from .step import Loss, Stepper
 
 
 class Signals(NamedTuple):
-    """What at least one rank has noticed by the end of a step; clocks of ranks differ.
+    """Events that at least one rank has noticed by the end of a step; clocks of ranks differ.
 
     Attributes:
         interrupted: Whether Ctrl-C was pressed.
@@ -72,7 +72,7 @@ class Loop:
         self.started: float | None = time.monotonic()
 
     def train(self) -> Run:
-        """Train until the run stops, and return it; a run that had stopped before is not trained."""
+        """Train until the run stops, and return it; one that had stopped is not trained further."""
         run = self.run
         self.pace = Pace(
             run.training.checkpoint_steps,

@@ -68,7 +68,7 @@ class Training:
         check_settings(self, {f"metric {problem}": not problem})
 
     def steps_per_epoch(self, rows: int) -> int:
-        """Return the number of batches of all train rows, the last of which may be smaller.
+        """Return the number of batches of all train rows; the last one may be smaller.
 
         Args:
             rows: The number of train rows.

@@ -126,7 +126,7 @@ class Stepper:
         return torch.autocast(device, dtype=torch.bfloat16)
 
     def _with_penalties(self, loss: Tensor) -> Tensor:
-        """Return the loss plus the penalties of the hooks, each of which sees the bare loss."""
+        """Return the loss plus the penalties of the hooks; each hook sees the bare loss."""
         penalties = [hook.penalty(loss) for hook in self.hooks]
         return sum((penalty for penalty in penalties if penalty is not None), start=loss)
 
@@ -261,7 +261,7 @@ def optimizers_for(
 
     Args:
         model: The model.
-        training: The settings, of which the learning rate and the weight decay count.
+        training: The settings; only the learning rate and the weight decay have an effect.
         except_for: Parameters that others train.
     """
     others = {id(parameter) for parameter in except_for}

@@ -25,7 +25,7 @@ from .states import check_format, differences, restore_rng, restoring
 from .step import Loss
 
 WINDOW = 1000  # steps between two evaluations
-PREDICT_EVERY = 10  # batches, of which one is predicted before it is trained on
+PREDICT_EVERY = 10  # batches; one in so many is predicted before it is trained on
 LONGEST_HISTORY = 1000  # evaluations
 Predicted = tuple[Tensor, Tensor]  # labels and raw outputs
 
@@ -57,7 +57,7 @@ def stream(
         batches: Batches of `(inputs, label)`, where a tuple of inputs is several arguments, or
             objects with these two attributes. With `state_dict` and `load_state_dict`, as
             torchdata's StatefulDataLoader has them, a resumed run continues with the next batch.
-        training: The settings, of which batch, epochs, patience and metric have no effect; None is
+        training: The settings; batch, epochs, patience and metric have no effect. None is
             `Training()`.
         hooks: The parts that methods and callbacks add, called in this order.
         optimizers: The optimizers of the model; None is Adam, see `optimizers_for`.
@@ -244,7 +244,7 @@ class _Stream(Loop):
         return {"random": torch.get_rng_state(), "batches": place, "predicted": self.predicted}
 
     def _checkpoint_is_due(self) -> bool:
-        """Return whether to begin a checkpoint, to wait for one, or to note that one is complete."""
+        """Return whether to begin a checkpoint, wait for one, or note that one is complete."""
         written = self.checkpoints is not None and self.checkpoints.is_written()
         return super()._checkpoint_is_due() or (self.pace.writing and written)
 
