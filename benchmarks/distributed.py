@@ -226,9 +226,7 @@ def time_steps(
 def step_section(quick: bool) -> None:
     """Print the time of a step with gates."""
     layers = "-".join(map(str, HIDDEN))
-    print(
-        f"\nstep, two processes, MLP {layers}: the step with gates, as a ratio to the one without"
-    )
+    print(f"\nstep, two processes, MLP {layers}: with gates, as a ratio to the step without")
     columns = f"{'bare ms':>9}{'ratio':>8}{'quartiles':>14}{'fastest':>9}{'processor':>11}"
     print(f"{'':49}{'':16}{columns}")
     for name, widths in (("512 fields", WIDE), ("39 fields", NARROW)):

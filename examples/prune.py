@@ -1,4 +1,4 @@
-"""The whole story: train with LeAP, plan, prune, fine-tune, save, export, compare.
+"""From training to serving: train with LeAP, plan, prune, fine-tune, save, export, compare.
 
 python examples/prune.py    half a minute on two cores
 """
@@ -21,14 +21,16 @@ model = nn.Sequential(
 )
 
 # 1. Train as usual, with gates.
-plugin = tl.attach(model, truth.fields, alpha=1e-3, warmup=STEPS // 2)
-optimizer = torch.optim.Adam(plugin.parameter_groups(gate_lr=1e-2), lr=3e-3)
+plugin = tl.attach(model, truth.fields, seed=0)
+trainer = plugin.trainer(STEPS)
+optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
 for step in range(STEPS):
     x, y = truth.draw(BATCH, seed=step)
-    optimizer.zero_grad()
-    (criterion(model(x)[:, 0], y) + plugin.penalty()).backward()
+    criterion(model(x)[:, 0], y).backward()
     optimizer.step()
-# 2. Look at what would be cut, then cut it.
+    optimizer.zero_grad()
+    trainer.step()
+# 2. Print every cut, then cut.
 selection = plugin.select()
 print(plugin.plan(selection))
 small = plugin.prune(selection)

@@ -1,3 +1,5 @@
+"""attach and Plugin: put gates into any model, train, select, prune, and take them out again."""
+
 import copy
 import io
 import pickle
@@ -147,7 +149,7 @@ def test_hooks_added_to_an_unpickled_model_do_not_displace_the_gates():
 
 
 def replicate(network):
-    """What nn.DataParallel does, on one device: shallow copies with plain tensors in place of parameters."""
+    """Copy as nn.DataParallel does, on one device: with plain tensors in place of parameters."""
     replicas = {module: module._replicate_for_data_parallel() for module in network.modules()}
     for module, replica in replicas.items():
         for name, child in module._modules.items():

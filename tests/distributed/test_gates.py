@@ -37,7 +37,7 @@ def own(rows: Tensor) -> Tensor:
 
 
 def turned(x: Tensor, gate: Tensor, column_gate: Tensor, *rest: Any) -> Mixed:
-    """In place of `mix`: a fixed permutation, which turns each half of the batch of all ranks upside down."""
+    """Mix with a fixed permutation: each half of the batch of all ranks upside down."""
     halves = 2 if len(x) == ROWS else 1
     other = torch.cat([half.flip(0) for half in x.chunk(halves)])
     share = gate[column_gate]

@@ -1,3 +1,5 @@
+"""No optimizer decays a gate or counts its warm-up."""
+
 import copy
 
 import pytest

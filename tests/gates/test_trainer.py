@@ -287,7 +287,9 @@ def test_it_prints_where_it_stands():
         "GateTrainer: step 1 of 1,000, learning rate 0.02, pressure 0.002 of 0.4; "
         "a useless gate has not had the time to close (300 steps)"
     )
-    assert str(plugin.trainer()).startswith("GateTrainer: step 0, learning rate 0.001, pressure")
+    assert str(plugin.trainer()).startswith(
+        "GateTrainer: step 0, learning rate 0.001, pressure 0 of 0.4;"
+    )
     assert "the paper's penalty" in str(plugin.trainer(strength=None))
 
 

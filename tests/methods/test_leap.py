@@ -1,4 +1,4 @@
-"""LeAP as a method: the rows that gates learn from, the warm-up, the pressure and the scores."""
+"""LeAP as a method: the rows that gates learn from, their warm-up, their schedule and scores."""
 
 from dataclasses import asdict
 from types import SimpleNamespace
@@ -27,7 +27,7 @@ def search(task):
 
 
 def started(search, method, **training):
-    """Return the hook and the plug-in that a search starts its training with."""
+    """Return the hook and the plug-in of a search, where training would begin."""
     seen = []
 
     class Untrained(Search):

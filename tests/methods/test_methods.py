@@ -89,7 +89,7 @@ def test_settings_out_of_range_are_refused(method, wrong, sentence):
 
 
 def test_a_search_that_is_resumed_ends_with_the_same_gates(task, tmp_path):
-    """Checkpoints contain the optimizer of the gates and the position in the validation rows."""
+    """Checkpoints contain the gates' trainer and the position among the validation rows."""
 
     class Stop(Hook):
         def after_step(self, run):

@@ -166,7 +166,7 @@ def test_drawn_changes_are_valid_and_the_same_for_the_same_seed(capsys):
     for start, end, new in draw.changes(source):
         compile(source[:start] + new + source[end:], "f", "exec")
     for _ in range(2):
-        draw.main(["gates.py", "3", "--seed", "5"])
+        draw.main(["gates/leap.py", "3", "--seed", "5"])
     printed = capsys.readouterr().out
     assert printed[: len(printed) // 2] == printed[len(printed) // 2 :]
     assert printed.count("[[mutant]]") == 6

@@ -105,7 +105,7 @@ class SynchronisedStatistics:
 
         Returns:
             Whether the mixed batch can be used. One that is not finite is refused by all ranks
-            when they receive it; until then this rank has to go on with finite values.
+            when they receive it; until then this rank continues with finite values.
         """
         self._send(gates, mixed, rows, block)
         return _is_finite(mixed.statistics)
@@ -212,7 +212,7 @@ def columns_in_turn(turn: int, columns: int, gates: int) -> tuple[slice, int]:
 
 
 def wrapped(number: int) -> int:
-    """Return a whole number modulo 2 ** 64, as an int64."""
+    """Return an integer modulo 2 ** 64, as an int64."""
     return (number + (1 << 63)) % (1 << 64) - (1 << 63)
 
 

@@ -1,4 +1,4 @@
-"""How gates are trained beside a model: one object that owns the whole schedule."""
+"""How gates are trained beside a model: one object that owns the schedule."""
 
 from collections.abc import Callable
 from typing import Any
@@ -169,7 +169,7 @@ class GateTrainer:
         self._raise_pressure()
         self._return_gradient()
         if loss is None:
-            self._refuse_missing_gradient("Call loss.backward() before it, with the model in train")
+            self._refuse_missing_gradient("With the model in train(), call loss.backward() first")
             self.optimizer.step()
             self.optimizer.zero_grad()
         else:
@@ -200,9 +200,9 @@ class GateTrainer:
 
     @property
     def pressure(self) -> float:
-        """The pressure in the latest step; the paper's penalty counts as 1."""
-        if self.strength is None:
-            return 1.0
+        """The pressure in the latest step: 0 before the first, and under the paper's penalty."""
+        if self.strength is None or self.done == 0:
+            return 0.0
         return float(self.optimizer.param_groups[0]["strength"])
 
     @property
@@ -293,6 +293,7 @@ class GateTrainer:
 
     def _add_to_mean(self) -> None:
         if self.planned is not None:
+            rest(self.model, self.gates)
             self._total = self._sum_of_gates() + self.gates.gate().detach()
 
     def _sum_of_gates(self) -> Tensor:

@@ -18,7 +18,7 @@ class CollectionSite(Site):
 
     DistributedModelParallel replaces the collection, and loses everything that is registered on
     it. So the gates live beside it, in the module around it, and the hook is on the model. While
-    the model runs, that hook puts another one on the collection that is there.
+    the model runs, that hook puts another one on the collection.
 
     Args:
         at: The name of the collection in the model.
@@ -46,7 +46,7 @@ class CollectionSite(Site):
         ]
 
     def arm(self, model: nn.Module, args: tuple[Any, ...]) -> None:
-        """Put a hook on the collection that is there now."""
+        """Put a hook on the collection, sharded or not."""
         gates = self.gates(model)
 
         def gate_output(collection: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
