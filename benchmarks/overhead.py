@@ -44,10 +44,10 @@ class LoopOverFields(tl.LeAP):
         gate = self.gate()
         blocks = []
         distance = []
-        for i, block in enumerate(x.split(self.known_fields().widths, dim=1)):
-            shuffled = block.detach()[torch.randperm(x.shape[0])]
-            blocks.append(gate[i] * block + (1 - gate[i]) * shuffled)
-            distance.append((block.detach() - shuffled).norm(dim=1).mean())
+        for i, own in enumerate(x.split(self.known_fields().widths, dim=1)):
+            shuffled = own.detach()[torch.randperm(x.shape[0])]
+            blocks.append(gate[i] * own + (1 - gate[i]) * shuffled)
+            distance.append((own.detach() - shuffled).norm(dim=1).mean())
         self.distance.lerp_(torch.stack(distance), 1 - self.settings.momentum)
         self.square.lerp_(torch.stack(distance).square(), 1 - self.settings.momentum)
         self.steps.add_(1)
@@ -143,13 +143,18 @@ def measure_memory(widths: list[int], rows: int, version: str) -> float:
             output = torch.cat(pieces, dim=1)
         else:
             shuffle = "cyclic" if version == "cyclic" else "uniform"
-            output = tl.mix.mix(
-                x, gate, column_gate, torch.tensor(0), steps, shuffle=shuffle
-            ).output
+            seed = torch.tensor(0)
+            output = tl.mix.mix(x, gate, column_gate, seed, steps, shuffle=shuffle).output
         torch.autograd.grad(output, (x, gate), grad)
 
     few = tl.mix.mix(x[:4], gate, column_gate, torch.tensor(0), steps).output
     torch.autograd.grad(few, (x, gate), grad[:4])  # the same calls: nothing is imported later
+    copy = x.numel() * x.element_size()
+    return growth_during(run) / copy - 1  # less the output
+
+
+def growth_during(call: Callable[[], None]) -> int:
+    """Return by how many bytes the resident memory grows during a call, at its peak."""
     before = resident()
     peak = 0
     done = threading.Event()
@@ -162,11 +167,10 @@ def measure_memory(widths: list[int], rows: int, version: str) -> float:
 
     watcher = threading.Thread(target=watch)
     watcher.start()
-    run()
+    call()
     done.set()
     watcher.join()
-    copy = x.numel() * x.element_size()
-    return (peak - before) / copy - 1  # less the output
+    return peak - before
 
 
 def memory_of(case: str, version: str, quick: bool) -> float:
