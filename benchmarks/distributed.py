@@ -1,24 +1,31 @@
-"""What LeAP costs a job of several ranks: time, bytes, and what checkpoints and a kill cost. Gloo processes of one thread each.
+"""The cost of LeAP in a job of several ranks: time, bytes, checkpoints, and steps lost by a kill.
 
-    python benchmarks/distributed.py                      # all sections, a quarter of an hour or more on two cores
-    python benchmarks/distributed.py --quick              # few rounds, small shapes
+    python benchmarks/distributed.py                # all sections, a quarter of an hour or more
+    python benchmarks/distributed.py --quick        # few rounds, small shapes
     python benchmarks/distributed.py --only step,bytes
 
-step: forward, backward and Adam, all versions by turns in the same two processes, medians of the ratios of a round, and the
-quartiles; the processor's time is what other jobs of the machine disturb least, but waiting is not in it. "pressure" is the
-gates' own optimizer on the same batch, "penalty" the paper's penalty in the loss. "alone" are the same two processes at the same
-time, but without DDP and with `sync_every=0`: no communication is in the ratio there.
+All ranks are Gloo processes of one thread each.
 
-bytes: what each rank hands to collectives in a step, counted, against the formulas of docs/scale.md. "limit" is 8 bytes x
-(fields x 4); the gates' gradient is a part of DDP's buckets, and counted as what these grow by.
+step: forward, backward and Adam, all versions by turns in the same two processes, medians of the
+ratios of a round, and the quartiles; processor time is disturbed least by other jobs of the
+machine, but does not contain waiting. "pressure" is the gates' own optimizer on the same batch,
+"penalty" the paper's penalty in the loss. "alone" are the same two processes at the same time, but
+without DDP and with `sync_every=0`: that ratio contains no communication.
 
-collective: the statistics of all gates, 24 dimensions a field, without the rest of a step. "sum" is the all-reduce alone, "in
-all" with the arithmetic around it; lines are latency + bytes / bandwidth, fitted to the measured points by relative error.
+bytes: the bytes that each rank hands to collectives per step, counted, against the formulas of
+docs/scale.md. "limit" is 8 bytes x (fields x 4); the gates' gradient is a part of DDP's buckets,
+and is counted as their growth.
 
-checkpoint: how long training waits for one: seconds of save(), and by which all steps until it is written take longer than as
-many ordinary ones. And how many steps are lost if a rank is killed, of `stream` with `checkpoint_steps`.
+collective: the statistics of all gates, 24 dimensions per field, without the rest of a step. "sum"
+is the all-reduce alone, "in all" with the arithmetic around it; lines are latency + bytes /
+bandwidth, fitted to the measured points by relative error.
 
-paper: nothing is measured: milliseconds of all-reduces on many ranks by the formulas of docs/scale.md, for two assumed networks.
+checkpoint: how long training waits for one: the seconds of save(), and by how much all steps until
+it is written take longer than as many ordinary ones. And how many steps are lost if a rank is
+killed, of `stream` with `checkpoint_steps`.
+
+paper: nothing is measured: milliseconds of all-reduces on many ranks by the formulas of
+docs/scale.md, for two assumed networks.
 """
 
 import argparse
@@ -55,10 +62,8 @@ from torchleap.training.stream import LearnGates, stream
 SECTIONS = ("step", "bytes", "collective", "checkpoint", "paper")
 VERSIONS = ("alone", "alone, pressure", "ddp", "ddp, pressure", "ddp, penalty")
 HIDDEN = [1024, 512, 256]
-WIDE, NARROW = (
-    [24] * 500 + [1, 8, 16, 64] * 3,
-    [16] * 39,
-)  # 512 fields, 12,267 dimensions; 39 fields, 624 dimensions
+WIDE = [24] * 500 + [1, 8, 16, 64] * 3  # 512 fields, 12,267 dimensions
+NARROW = [16] * 39  # 624 dimensions
 EVERY = 10  # steps between two checkpoints of the job that is killed
 
 
@@ -66,22 +71,28 @@ EVERY = 10  # steps between two checkpoints of the job that is killed
 
 
 def turns(fields: int, dims: int) -> int:
-    """In how many steps the means of all columns have been sent once."""
+    """Return the number of steps in which the means of all columns are sent once."""
     return -(-dims // max(1, 4 * fields - 1))
 
 
 def gates_bytes(fields: int, dims: int) -> float:
-    """Of the gates' collective in a step, the mean over all turns: four statistics a field, some means, the number of rows."""
+    """Return the bytes of the gates' collective per step, the mean over all turns.
+
+    These are four statistics per field, some means, and the number of rows.
+    """
     return 4 * (4 * fields + dims / turns(fields, dims) + 1)
 
 
 def limit(fields: int) -> int:
-    """What it may be at most."""
+    """Return the most bytes that the collective may have."""
     return 8 * (fields * 4)
 
 
 def meeting_bytes(fields: int, dims: int) -> int:
-    """Once, before the first step: the names' checksum twice, the seed, and the first rank's statistics; then all means."""
+    """Return the bytes that are sent once, before the first step.
+
+    These are the names' checksum twice, the seed, the first rank's statistics, and all means.
+    """
     return 8 + 8 + 8 + 8 * fields + 4 * 4 * fields + 4 * dims
 
 
@@ -89,6 +100,7 @@ def meeting_bytes(fields: int, dims: int) -> int:
 
 
 def start(job: str, ranks: int, **options: Any) -> list[subprocess.Popen[str]]:
+    """Start the processes of a job."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "WORLD_SIZE": str(ranks)}
@@ -106,18 +118,19 @@ def start(job: str, ranks: int, **options: Any) -> list[subprocess.Popen[str]]:
 
 
 def run(job: str, ranks: int = 2, killed: bool = False, **options: Any) -> Any:
-    """What the first rank of a job has found."""
+    """Return the result of the first rank of a job; None if a rank is to be killed."""
     processes = start(job, ranks, **options)
-    told = [process.communicate() for process in processes]
+    outputs = [process.communicate() for process in processes]
     if killed:
         return None
-    for process, (_, problem) in zip(processes, told, strict=True):
+    for process, (_, problem) in zip(processes, outputs, strict=True):
         if process.returncode:
             sys.exit(f"{job}: {problem}")
-    return json.loads(told[0][0])
+    return json.loads(outputs[0][0])
 
 
 def as_rank(job: str, port: str, options: dict[str, Any]) -> None:
+    """Run a job as one of its ranks; the first one prints its result."""
     torch.set_num_threads(1)
     if int(os.environ["WORLD_SIZE"]) > 1:
         os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=port)
@@ -129,7 +142,8 @@ def as_rank(job: str, port: str, options: dict[str, Any]) -> None:
         dist.destroy_process_group()
 
 
-def meet() -> None:
+def barrier() -> None:
+    """Wait for all ranks."""
     if dist.is_initialized():
         dist.barrier()
 
@@ -151,26 +165,28 @@ def fields_of(widths: list[int]) -> tl.Fields:
 def make_step(
     version: str, widths: list[int], hidden: list[int], x: Tensor, y: Tensor
 ) -> Callable[[], None]:
-    model, plugin, gate_optimizer = network(widths, hidden), None, None
+    """Return a function that takes one training step of a version."""
+    model = network(widths, hidden)
+    plugin = None
+    gate_optimizer = None
+    learned = list(model.parameters())
     place, _, gated = version.partition(", ")
     if gated:
         plugin = tl.attach(model, fields_of(widths), at="0", seed=0, sync_every=int(place == "ddp"))
+        learned = list(model.parameters())
     if gated == "pressure":
-        assert plugin is not None
         gate_optimizer = plugin.optimizer()
-    learnt = (
-        list(model.parameters())
-        if plugin is None or gated == "penalty"
-        else plugin.model_parameters()
-    )
-    optimizer = torch.optim.Adam(learnt, fused=True)
+        learned = plugin.model_parameters()
+    optimizer = torch.optim.Adam(learned, fused=True)
     called = DistributedDataParallel(model) if place == "ddp" else model
 
     def step() -> None:
         model.zero_grad()
         x.grad = None
         loss = binary_cross_entropy_with_logits(called(x), y)
-        (loss + plugin.penalty() if plugin is not None and gated == "penalty" else loss).backward()
+        if gated == "penalty":
+            loss = loss + plugin.penalty()
+        loss.backward()
         optimizer.step()
         if gate_optimizer is not None:
             gate_optimizer.step()
@@ -187,61 +203,62 @@ def batch_of(widths: list[int], rows: int) -> tuple[Tensor, Tensor]:
 def time_steps(
     widths: list[int], rows: int, rounds: int, steps: int
 ) -> dict[str, list[tuple[float, float]]]:
-    """Seconds of a step and of the processor in it, for each version and round; a round is so many steps of each."""
+    """Return the seconds and processor seconds per step, for each version and round."""
     x, y = batch_of(widths, rows)
     versions = {version: make_step(version, widths, HIDDEN, x, y) for version in VERSIONS}
     seconds: dict[str, list[tuple[float, float]]] = {version: [] for version in VERSIONS}
     for turn in range(rounds + 1):
         for version in (*VERSIONS[turn % len(VERSIONS) :], *VERSIONS[: turn % len(VERSIONS)]):
-            meet()
-            began, worked = time.perf_counter(), time.process_time()
-            for _ in range(
-                steps if turn else 2
-            ):  # the first round warms up; DDP lays its buckets out anew in the second step
+            barrier()
+            began = time.perf_counter()
+            worked = time.process_time()
+            # The first round warms up; DDP lays out its buckets again in the second step.
+            for _ in range(steps if turn else 2):
                 versions[version]()
-            meet()
+            barrier()
             if turn:
-                seconds[version].append(
-                    ((time.perf_counter() - began) / steps, (time.process_time() - worked) / steps)
-                )
+                step_seconds = (time.perf_counter() - began) / steps
+                processor_seconds = (time.process_time() - worked) / steps
+                seconds[version].append((step_seconds, processor_seconds))
     return seconds
 
 
 def step_section(quick: bool) -> None:
-    print(
-        f"\nstep, two processes, MLP {'-'.join(map(str, HIDDEN))}: the step with gates, as a ratio to the one without"
-    )
-    print(
-        f"{'':49}{'':16}{'bare ms':>9}{'ratio':>8}{'quartiles':>14}{'fastest':>9}{'processor':>11}"
-    )
+    """Print the time of a step with gates."""
+    layers = "-".join(map(str, HIDDEN))
+    print(f"\nstep, two processes, MLP {layers}: with gates, as a ratio to the step without")
+    columns = f"{'bare ms':>9}{'ratio':>8}{'quartiles':>14}{'fastest':>9}{'processor':>11}"
+    print(f"{'':49}{'':16}{columns}")
     for name, widths in (("512 fields", WIDE), ("39 fields", NARROW)):
         for rows in (512,) if quick else (512, 2048):
             rounds, steps = (9, 1) if widths is WIDE else (161, 2048 // rows)
-            rounds = (
-                3 if quick else rounds if rows == 512 else rounds // 2
-            )  # a step of 2,048 rows is long enough to be steady
+            if quick:
+                rounds = 3
+            elif rows > 512:  # long enough to be steady
+                rounds //= 2
             found = run("time_steps", widths=widths, rows=rows, rounds=rounds, steps=steps)
-            title = f"{name}, {sum(widths):,} dimensions, batch {rows} a rank"
+            title = f"{name}, {sum(widths):,} dimensions, batch {rows} per rank"
             for version in VERSIONS:
                 place, _, gated = version.partition(", ")
                 if gated:
-                    print(
-                        f"{title:49}{version:16}{compared(found[version], found[place])}",
-                        flush=True,
-                    )
+                    cells = compared(found[version], found[place])
+                    print(f"{title:49}{version:16}{cells}", flush=True)
                     title = ""
     print(
-        "fastest: the ratio of the shortest steps; processor: the median ratio of the first rank's processor time"
+        "fastest: the ratio of the shortest steps; "
+        "processor: the median ratio of the first rank's processor time"
     )
 
 
 def compared(gated: list[tuple[float, float]], bare: list[tuple[float, float]]) -> str:
+    """Return the cells that compare steps with gates and without."""
     ratios = [one[0] / other[0] for one, other in zip(gated, bare, strict=True)]
     low, middle, high = statistics.quantiles(ratios, n=4)
     processor = statistics.median(one[1] / other[1] for one, other in zip(gated, bare, strict=True))
     milliseconds = 1e3 * statistics.median(one[0] for one in bare)
     fastest = min(gated)[0] / min(bare)[0]
-    return f"{milliseconds:9.1f}{middle:8.3f}{f'{low:.2f} - {high:.2f}':>14}{fastest:9.3f}{processor:11.3f}"
+    quartiles = f"{low:.2f} - {high:.2f}"
+    return f"{milliseconds:9.1f}{middle:8.3f}{quartiles:>14}{fastest:9.3f}{processor:11.3f}"
 
 
 # bytes
@@ -249,13 +266,14 @@ def compared(gated: list[tuple[float, float]], bare: list[tuple[float, float]]) 
 
 @contextmanager
 def counted() -> Iterator[Counter[str]]:
-    """Within this context: how many collectives were called, and how many bytes they were given, by name."""
+    """Count the calls of collectives within this context, and their bytes, by name."""
     found: Counter[str] = Counter()
     originals = {name: getattr(dist, name) for name in ("all_reduce", "broadcast")}
 
     def counting(name: str) -> Callable[..., Any]:
         def call(tensor: Tensor, *rest: Any, **settings: Any) -> Any:
-            found.update({f"{name}s": 1, f"{name} bytes": tensor.numel() * tensor.element_size()})
+            size = tensor.numel() * tensor.element_size()
+            found.update({f"{name}s": 1, f"{name} bytes": size})
             return originals[name](tensor, *rest, **settings)
 
         return call
@@ -270,15 +288,14 @@ def counted() -> Iterator[Counter[str]]:
 
 
 def count_buckets(model: DistributedDataParallel) -> Counter[str]:
-    """From now on, how many buckets of gradients DDP sends, and their bytes."""
+    """Count the buckets of gradients that DDP sends from now on, and their bytes."""
     found: Counter[str] = Counter()
 
     def send(_: None, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
         buffer = bucket.buffer()
         found.update(buckets=1, bytes=buffer.numel() * buffer.element_size())
-        work = dist.group.WORLD.allreduce(
-            [buffer.div_(dist.get_world_size())]
-        )  # past what counted() counts
+        # Not by dist.all_reduce, which counted() counts.
+        work = dist.group.WORLD.allreduce([buffer.div_(dist.get_world_size())])
         return work.get_future().then(lambda done: done.value()[0])
 
     model.register_comm_hook(None, send)
@@ -286,16 +303,16 @@ def count_buckets(model: DistributedDataParallel) -> Counter[str]:
 
 
 def count_bytes(widths: list[int]) -> dict[str, float]:
-    """Of one step, as the mean over all turns; and of the meeting with the first step."""
+    """Return the bytes and calls per step, as the mean over all turns, and of the first step."""
     x, y = batch_of(widths, 8)
     found: dict[str, float] = {}
     for gated in (False, True):
         model = network(widths, [8])
         plugin = tl.attach(model, fields_of(widths), at="0", seed=0) if gated else None
         called: nn.Module = DistributedDataParallel(model) if dist.is_initialized() else model
-        buckets = (
-            count_buckets(called) if isinstance(called, DistributedDataParallel) else Counter()
-        )
+        buckets: Counter[str] = Counter()
+        if isinstance(called, DistributedDataParallel):
+            buckets = count_buckets(called)
         optimizer = None if plugin is None else plugin.optimizer()
         steps = 2 * turns(len(widths), sum(widths))
 
@@ -320,48 +337,51 @@ def count_bytes(widths: list[int]) -> dict[str, float]:
     return found
 
 
-class Made:
-    """An endless stream of rows."""
+class Synthetic:
+    """An endless stream of synthetic rows."""
 
     def __init__(self, widths: list[int], rows: int = 64) -> None:
-        self.columns, self.rows, self.place = sum(widths), rows, 0
+        self.columns = sum(widths)
+        self.rows = rows
+        self.place = 0
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
         while True:
             self.place += 1
-            x = torch.randn(
-                self.rows, self.columns, generator=torch.Generator().manual_seed(self.place)
-            )
+            rng = torch.Generator().manual_seed(self.place)
+            x = torch.randn(self.rows, self.columns, generator=rng)
             yield x, (x[:, :1] > 0).float()
 
     def state_dict(self) -> dict[str, int]:
-        """Where it stands."""
+        """Return the position in the stream."""
         return {"place": self.place}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
-        """Go on."""
+        """Restore the position in the stream."""
         self.place = state["place"]
 
 
 def count_stream(widths: list[int]) -> dict[str, float]:
-    """Of one step of `stream`, beyond DDP's buckets."""
+    """Return the bytes and calls per step of `stream`, beyond DDP's buckets."""
     model = network(widths, [8])
     plugin = tl.attach(model, fields_of(widths), at="0", seed=0)
     steps = 20 * turns(len(widths), sum(widths))
     with counted() as both:
-        stream(model, Made(widths, 8), Training(steps=2 * steps), hooks=[LearnGates(plugin)])
+        stream(model, Synthetic(widths, 8), Training(steps=2 * steps), hooks=[LearnGates(plugin)])
     model = network(widths, [8])
     plugin = tl.attach(model, fields_of(widths), at="0", seed=0)
     with counted() as first:
-        stream(model, Made(widths, 8), Training(steps=steps), hooks=[LearnGates(plugin)])
+        stream(model, Synthetic(widths, 8), Training(steps=steps), hooks=[LearnGates(plugin)])
     return {kind: (both[kind] - first[kind]) / steps for kind in both}
 
 
 def bytes_section(quick: bool) -> None:
-    print("\nbytes that a rank hands to collectives in a step, a network of 8 hidden units")
+    """Print the bytes that a rank sends, and those of the formulas."""
+    print("\nbytes that a rank hands to collectives per step, a network of 8 hidden units")
     print(
         f"{'':38}{'ranks':>6}{'gates: calls':>14}{'bytes':>10}{'formula':>10}{'limit':>9}"
-        f"{'+gradient':>11}{'formula':>9}{'DDP: calls':>12}{'bytes':>11}{'first step':>12}{'formula':>10}"
+        f"{'+gradient':>11}{'formula':>9}{'DDP: calls':>12}{'bytes':>11}{'first step':>12}"
+        f"{'formula':>10}"
     )
     shapes = {
         "39 fields x 16": NARROW,
@@ -372,22 +392,27 @@ def bytes_section(quick: bool) -> None:
     for ranks in (2,) if quick else (1, 2, 8):
         for name, widths in list(shapes.items())[: 3 if quick else 4]:
             found = Counter(run("count_bytes", ranks=ranks, widths=widths))
-            fields, dims = len(widths), sum(widths)
+            fields = len(widths)
+            dims = sum(widths)
             several = ranks > 1
             first = found["gated first all_reduce bytes"] + found["gated first broadcast bytes"]
             once = meeting_bytes(fields, dims) + 4 * (4 * fields + dims + 1)
+            own = found["gated own all_reduce bytes"]
+            gradient = found["gated bytes"] - found["bare bytes"]
             print(
                 f"{f'{name}, {dims:,} dimensions':38}{ranks:6}{found['gated own all_reduces']:14g}"
-                f"{found['gated own all_reduce bytes']:10,.0f}{several * gates_bytes(fields, dims):10,.0f}{limit(fields):9,}"
-                f"{found['gated bytes'] - found['bare bytes']:11,.0f}{several * 4 * fields:9,}"
-                f"{found['gated buckets']:12g}{found['gated bytes']:11,.0f}{first:12,.0f}{several * once:10,}",
+                f"{own:10,.0f}{several * gates_bytes(fields, dims):10,.0f}{limit(fields):9,}"
+                f"{gradient:11,.0f}{several * 4 * fields:9,}"
+                f"{found['gated buckets']:12g}{found['gated bytes']:11,.0f}"
+                f"{first:12,.0f}{several * once:10,}",
                 flush=True,
             )
     found = run("count_stream", widths=WIDE)
     own = gates_bytes(len(WIDE), sum(WIDE)) + 4 + 8 * 4
     print(
-        f"stream(), 512 fields, 2 ranks: {found['all_reduces']:g} calls, {found['all_reduce bytes']:,.0f} bytes a step beyond "
-        f"DDP's buckets; formula 3 calls, {own:,.0f} bytes (whether there is a batch: 4; loss and questions: 32)"
+        f"stream(), 512 fields, 2 ranks: {found['all_reduces']:g} calls, "
+        f"{found['all_reduce bytes']:,.0f} bytes per step beyond DDP's buckets; formula 3 calls, "
+        f"{own:,.0f} bytes (whether there is a batch: 4; loss and decisions: 32)"
     )
 
 
@@ -395,8 +420,9 @@ def bytes_section(quick: bool) -> None:
 
 
 def time_collective(counts: list[int], rounds: int) -> dict[str, dict[str, float]]:
-    """Median seconds of the all-reduce alone and of all that the gates do with their statistics, by fields."""
-    several, cases = dist.is_initialized(), {}
+    """Return the median seconds of the all-reduce alone and of the complete update, by fields."""
+    several = dist.is_initialized()
+    cases = {}
     for fields in counts:
         gates = tl.LeAP(fields_of([24] * fields), seed=0)
         mixed = Mixed(torch.empty(0), torch.rand(24 * fields), torch.rand(4, fields))
@@ -409,12 +435,12 @@ def time_collective(counts: list[int], rounds: int) -> dict[str, dict[str, float
         for fields, (gates, mixed, sent) in cases.items():
             everything = gates.block_of(None)
             for repeat in range(8):
-                meet()
+                barrier()
                 began = time.perf_counter()
                 if several:
                     dist.all_reduce(sent)
                 middle = time.perf_counter()
-                meet()
+                barrier()
                 again = time.perf_counter()
                 gates.statistics.add(gates, mixed, 512, everything)
                 ended = time.perf_counter()
@@ -428,44 +454,39 @@ def time_collective(counts: list[int], rounds: int) -> dict[str, dict[str, float
 
 
 def line_through(points: dict[int, float]) -> tuple[float, float]:
-    """Latency and seconds a byte of the line closest to seconds by bytes, in relative error."""
-    sizes, seconds = (
-        torch.tensor(list(points), dtype=torch.float64),
-        torch.tensor(list(points.values()), dtype=torch.float64),
-    )
-    design = torch.stack([torch.ones_like(sizes), sizes], 1) / seconds[:, None]
-    latency, pace = (
-        torch.linalg.lstsq(design, torch.ones_like(sizes)[:, None]).solution.flatten().tolist()
-    )
+    """Return the latency, and the seconds per byte, of the line with the least relative error."""
+    sizes = torch.tensor(list(points), dtype=torch.float64)
+    seconds = torch.tensor(list(points.values()), dtype=torch.float64)
+    ones = torch.ones_like(sizes)
+    design = torch.stack([ones, sizes], 1) / seconds[:, None]
+    latency, pace = torch.linalg.lstsq(design, ones[:, None]).solution.flatten().tolist()
     return latency, pace
 
 
 def collective_section(quick: bool) -> None:
+    """Print the time of the gates' collective, and the line through it."""
     counts = [64 * 2**power for power in range(7)]
     rounds = 3 if quick else 30
-    alone, two = (
-        run("time_collective", ranks=ranks, counts=counts, rounds=rounds) for ranks in (1, 2)
-    )
+    alone = run("time_collective", ranks=1, counts=counts, rounds=rounds)
+    two = run("time_collective", ranks=2, counts=counts, rounds=rounds)
     sizes = {fields: round(gates_bytes(fields, 24 * fields)) for fields in counts}
     series = {
         "1 process, in all": alone["in all"],
         "2 processes, sum": two["sum"],
         "2 processes, in all": two["in all"],
     }
-    lines = {
-        name: line_through({sizes[n]: found[str(n)] for n in counts})
-        for name, found in series.items()
-    }
+    lines = {}
+    for name, found in series.items():
+        lines[name] = line_through({sizes[fields]: found[str(fields)] for fields in counts})
     print("\ncollective: microseconds, and the line")
-    print(
-        f"{'fields':>8}{'dimensions':>12}{'bytes':>10}"
-        + "".join(f"{name:>22}{'line':>8}" for name in series)
-    )
+    titles = "".join(f"{name:>22}{'line':>8}" for name in series)
+    print(f"{'fields':>8}{'dimensions':>12}{'bytes':>10}{titles}")
     for fields in counts:
-        cells = "".join(
-            f"{1e6 * found[str(fields)]:22.0f}{1e6 * (lines[name][0] + lines[name][1] * sizes[fields]):8.0f}"
-            for name, found in series.items()
-        )
+        cells = ""
+        for name, found in series.items():
+            latency, pace = lines[name]
+            fitted = latency + pace * sizes[fields]
+            cells += f"{1e6 * found[str(fields)]:22.0f}{1e6 * fitted:8.0f}"
         print(f"{fields:8,}{24 * fields:12,}{sizes[fields]:10,}{cells}")
     for name, (latency, pace) in lines.items():
         print(f"{name}: {1e6 * latency:.0f} microseconds + bytes / {1e-9 / pace:.2f} GB/s")
@@ -475,7 +496,7 @@ def collective_section(quick: bool) -> None:
 
 
 def time_checkpoint(folder: str, background: bool, hidden: int, rows: int) -> dict[str, float]:
-    """Seconds that a step takes, that save() takes, that all steps until it is written take longer, and bytes."""
+    """Return the seconds of a step, of save(), of the delay until it is written, and bytes."""
     widths = NARROW
     x, y = batch_of(widths, rows)
     model = network(widths, [hidden, hidden // 2])
@@ -492,15 +513,14 @@ def time_checkpoint(folder: str, background: bool, hidden: int, rows: int) -> di
         return time.perf_counter() - began
 
     ordinary = [step() for _ in range(12)][2:]
-    waits, saves = [], []
+    waits = []
+    saves = []
     for number in (1, 2, 3):
-        meet()
-        began, steps = time.perf_counter(), 0
-        saved.save(
-            number,
-            {"model": model.state_dict(), "optimizer": optimizer.state_dict()},
-            {"rank": dist.get_rank()},
-        )
+        barrier()
+        began = time.perf_counter()
+        steps = 0
+        state = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
+        saved.save(number, state, {"rank": dist.get_rank()})
         saves.append(time.perf_counter() - began)
         while background and steps < 200 and not _written(Path(folder), number):
             step()
@@ -514,25 +534,26 @@ def time_checkpoint(folder: str, background: bool, hidden: int, rows: int) -> di
 
 
 def _written(folder: Path, number: int) -> bool:
-    """Whether the checkpoint is there; all ranks hear the same."""
+    """Return whether the checkpoint exists, the same on all ranks."""
     there = torch.tensor(float((folder / f"step-{number:012d}").exists()))
     dist.broadcast(there, 0)
     return bool(there)
 
 
 class Kill(Hook):
-    """Ends a rank as the machine would that it runs on."""
+    """Kill a rank, like a machine that fails."""
 
     def __init__(self, step: int) -> None:
         self.step = step
 
     def after_step(self, run: Run) -> None:
-        """Without a word."""
+        """Kill the second rank at its step."""
         if run.step == self.step and dist.get_rank() == 1:
             os.kill(os.getpid(), signal.SIGKILL)
 
 
 def train_on(folder: str, background: bool, hidden: int, killed_at: int) -> dict[str, float]:
+    """Train on a stream with checkpoints until a rank is killed."""
     model = network(NARROW, [hidden, hidden // 2])
     plugin = tl.attach(model, fields_of(NARROW), at="0", seed=0)
     hooks = [LearnGates(plugin), Kill(killed_at)]
@@ -540,22 +561,30 @@ def train_on(folder: str, background: bool, hidden: int, killed_at: int) -> dict
         steps=200, checkpoint_steps=EVERY, checkpoint_minutes=None, eval_every=10_000
     )
     stream(
-        model, Made(NARROW, 256), training, hooks=hooks, checkpoint=folder, background=background
+        model,
+        Synthetic(NARROW, 256),
+        training,
+        hooks=hooks,
+        checkpoint=folder,
+        background=background,
     )
     return {}
 
 
 def step_to_resume(folder: str) -> int:
+    """Return the step of the latest checkpoint; 0 if there is none."""
     latest = Checkpoints(folder).latest()
-    return 0 if latest is None else int(latest.name.removeprefix("step-"))
+    if latest is None:
+        return 0
+    return int(latest.name.removeprefix("step-"))
 
 
 def checkpoint_section(quick: bool) -> None:
+    """Print the cost of checkpoints, and the steps that a kill costs."""
     hidden = 2048 if quick else 5200
     print("\ncheckpoint, two processes: seconds")
-    print(
-        f"{'':14}{'MB':>6}{'a step':>9}{'save()':>9}{'longer in all':>15}   steps lost by kill -9 of a rank, of {EVERY}"
-    )
+    columns = f"{'MB':>6}{'step':>9}{'save()':>9}{'longer in all':>15}"
+    print(f"{'':14}{columns}   steps lost by kill -9 of a rank, of {EVERY}")
     for background in (False, True):
         with tempfile.TemporaryDirectory() as folder:
             found = run(
@@ -572,9 +601,8 @@ def checkpoint_section(quick: bool) -> None:
                     hidden=512 if quick else 2048,
                     killed_at=killed_at,
                 )
-                lost.append(
-                    f"{killed_at - run('step_to_resume', ranks=1, folder=folder)} at {killed_at}"
-                )
+                resumed = run("step_to_resume", ranks=1, folder=folder)
+                lost.append(f"{killed_at - resumed} at {killed_at}")
         how = "background" if background else "at once"
         seconds = f"{found['step']:9.3f}{found['save']:9.2f}{found['wait']:15.2f}"
         print(f"{how:14}{found['bytes'] / 1e6:6.0f}{seconds}   {', '.join(lost)}", flush=True)
@@ -582,29 +610,27 @@ def checkpoint_section(quick: bool) -> None:
 
 # paper
 
-NETWORKS = {
-    "10 us, 12.5 GB/s": (10e-6, 12.5e9),
-    "50 us, 1.25 GB/s": (50e-6, 1.25e9),
-}  # seconds a message, bytes a second
+# seconds per message, bytes per second
+NETWORKS = {"10 us, 12.5 GB/s": (10e-6, 12.5e9), "50 us, 1.25 GB/s": (50e-6, 1.25e9)}
 
 
 def on_a_ring(size: float, ranks: int, latency: float, bandwidth: float) -> float:
-    """Seconds: the fewest bytes, but as many messages one after the other as there are ranks, twice."""
+    """Return seconds: the fewest bytes, but twice as many messages in a row as there are ranks."""
     return 2 * (ranks - 1) * (latency + size / ranks / bandwidth)
 
 
 def on_a_tree(size: float, ranks: int, latency: float, bandwidth: float) -> float:
-    """Seconds: up and down, in pieces, so that the bytes are under way on all levels at once."""
+    """Return seconds: up and down, in pieces, so that all levels send at once."""
     return 2 * ((ranks - 1).bit_length() * latency + size / bandwidth)
 
 
 def paper_section(_: bool) -> None:
+    """Print the milliseconds of all-reduces by the formulas."""
     print(
-        "\npaper: milliseconds of one all-reduce, assumed networks; the gradient is that of an MLP 1024-512-256"
+        "\npaper: milliseconds of one all-reduce, assumed networks; "
+        "the gradient is that of an MLP 1024-512-256"
     )
-    columns = "".join(
-        f"{f'{kind}, {network}':>26}" for network in NETWORKS for kind in ("tree", "ring")
-    )
+    columns = "".join(f"{f'tree, {name}':>26}{f'ring, {name}':>26}" for name in NETWORKS)
     print(f"{'':46}{'ranks':>6}{'MB':>9}{columns}")
     for ranks in (2, 64, 2000):
         for gates, dims in ((512, 12_288), (4_167, 100_000), (100_000, 100_000)):
@@ -614,12 +640,10 @@ def paper_section(_: bool) -> None:
                 (f"{gates:,} gates", gates_bytes(gates, dims)),
                 ("DDP's gradient", gradient),
             ):
-                ways = (
-                    way(size, ranks, *network)
-                    for network in NETWORKS.values()
-                    for way in (on_a_tree, on_a_ring)
-                )
-                cells = "".join(f"{1e3 * seconds:26.2f}" for seconds in ways)
+                cells = ""
+                for network in NETWORKS.values():
+                    cells += f"{1e3 * on_a_tree(size, ranks, *network):26.2f}"
+                    cells += f"{1e3 * on_a_ring(size, ranks, *network):26.2f}"
                 print(f"{f'{name}, {dims:,} dimensions':46}{ranks:6,}{size / 1e6:9.3f}{cells}")
 
 
@@ -638,6 +662,7 @@ JOBS: dict[str, Callable[..., Any]] = {
 
 
 def machine() -> str:
+    """Return the name of the processor."""
     info = Path("/proc/cpuinfo")
     lines = info.read_text().splitlines() if info.exists() else []
     names = [line.split(":")[1].strip() for line in lines if "model name" in line]
@@ -661,10 +686,9 @@ def main() -> None:
         as_rank(job, port, json.loads(settings))
         return
     print(
-        f"{machine()}, {os.cpu_count()} cores, torch {torch.__version__}, gloo on one machine, one thread a process",
-        end="; ",
+        f"{machine()}, {os.cpu_count()} cores, torch {torch.__version__}, gloo on one machine, "
+        f"one thread per process; torchleap mixes by {choose(torch.zeros(2, 2))!r}"
     )
-    print(f"torchleap mixes by {choose(torch.zeros(2, 2))!r}")
     sections = {
         "step": step_section,
         "bytes": bytes_section,

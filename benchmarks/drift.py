@@ -1,19 +1,21 @@
-"""How soon drift is noticed on an industrial stream with a switch in the middle, what is noticed wrongly, and what probes cost.
+"""How soon drift is noticed on an industrial stream with a switch, and what probes cost.
 
     python benchmarks/drift.py                    # all sections, roughly half an hour on one core
     python benchmarks/drift.py --only alarms --seeds 1
 
-alarms: the stream of `IndustrialLog`, each batch seen once by model and gates. At the switch the effects of some fields end, and
-fields that said nothing until then, and so were dropped, have effects. Printed is the number of steps from the switch to each
-alarm, and every other alarm with the role of its field: all steps before the switch are a control.
+alarms: the stream of `IndustrialLog`, each batch seen once by model and gates. At the switch the
+effects of some fields end, and fields that had no effect until then, and so were dropped, have
+one. The number of steps from the switch to each alarm is printed, and every other alarm with the
+role of its field: all steps before the switch are a control.
 
 without: the same without probes: which of the fields that come to life are open in the end.
 
-cost: the first 2,500 steps of the same stream, with and without probes: the AUC in eval mode on batches that are then learnt
-from, over the last 1,000 steps, and the median time of a step, without that of drawing the rows.
+cost: the first 2,500 steps of the same stream, with and without probes: the AUC in eval mode on
+batches that are then learned from, over the last 1,000 steps, and the median time of a step,
+without that of drawing the rows.
 
-level: evidence of fields that say nothing, drawn from normal and from heavy-tailed numbers: steps between false alarms, against
-the setting `quiet`.
+level: evidence of useless fields, drawn from normal and from heavy-tailed numbers: steps between
+false alarms, against the setting `quiet`.
 """
 
 import argparse
@@ -34,14 +36,19 @@ from torchleap.training.drift import Drift
 
 COST_STEPS = 2_500
 SECTIONS = ("alarms", "without", "cost", "level")
-ROWS_A_DAY = 50_000  # of the log
-FIELDS, DIMS = 40, 320
-BATCH, SWITCH, STEPS, SETTLE = 1_024, 4_500, 7_000, 3_000
-SHARE, QUIET = 0.05, 1_000_000
+ROWS_PER_DAY = 50_000  # of the log
+FIELDS = 40
+DIMS = 320
+BATCH = 1_024
+SWITCH = 4_500
+STEPS = 7_000
+SETTLE = 3_000
+FRACTION = 0.05
+QUIET = 1_000_000
 
 
 class Model(nn.Module):
-    """Tables for ids, all fields side by side, and two hidden layers."""
+    """A network with tables for ids, all fields side by side, and two hidden layers."""
 
     def __init__(self, log: IndustrialLog) -> None:
         super().__init__()
@@ -60,7 +67,7 @@ class Model(nn.Module):
         )
 
     def forward(self, batch: dict[str, Tensor]) -> Tensor:
-        """The log odds, (B,)."""
+        """Return the log odds, (B,)."""
         parts = [
             self.tables[name](batch[name]) if kind == "ids" else batch[name]
             for name, kind in self.kinds.items()
@@ -69,31 +76,23 @@ class Model(nn.Module):
 
 
 def batches(log: IndustrialLog, rows: int) -> Any:
-    """Batches without end: the fields by name, and the label."""
+    """Yield batches without end: the fields by name, and the label."""
     for frame in log.stream(rows):
         found = {}
         for name, kind in log.kind.items():
-            shape = (
-                (rows, log.widths[name])
-                if kind == "vector"
-                else (rows,)
-                if kind == "ids"
-                else (rows, 1)
-            )
-            values = (
-                np.zeros(shape)
-                if frame[name].null_count()
-                else frame[name].to_numpy().reshape(shape)
-            )
-            found[name] = torch.tensor(
-                values, dtype=torch.int64 if kind == "ids" else torch.float32
-            )
+            shapes = {"vector": (rows, log.widths[name]), "ids": (rows,)}
+            shape = shapes.get(kind, (rows, 1))
+            values = np.zeros(shape)
+            if not frame[name].null_count():
+                values = frame[name].to_numpy().reshape(shape)
+            dtype = torch.int64 if kind == "ids" else torch.float32
+            found[name] = torch.tensor(values, dtype=dtype)
         yield found, torch.tensor(frame["label"].to_numpy(), dtype=torch.float32)
 
 
 @dataclass
 class Found:
-    """What a run of the stream found."""
+    """The results of a run over the stream."""
 
     log: IndustrialLog
     alarms: list[Any]
@@ -103,22 +102,23 @@ class Found:
 
 
 def run(seed: int, steps: int, *, probes: bool = True) -> Found:
+    """Train a model and its gates on the stream, with or without probes."""
     log = IndustrialLog(
-        fields=FIELDS, dims=DIMS, seed=seed, switch_days=SWITCH * BATCH / ROWS_A_DAY
+        fields=FIELDS, dims=DIMS, seed=seed, switch_days=SWITCH * BATCH / ROWS_PER_DAY
     )
     torch.manual_seed(seed)
     model = Model(log)
     plugin = tl.attach(model, log.widths, at="net", seed=seed)
     gate_optimizer = plugin.optimizer(strength=0.4, lr=2e-3)
     optimizer = torch.optim.Adam(plugin.model_parameters(), lr=1e-3)
-    drift = (
-        Drift(
-            plugin, optimizer=gate_optimizer, fraction=SHARE, quiet=QUIET, settle=SETTLE, seed=seed
-        )
-        if probes
-        else None
-    )
-    found, log_odds, labels = Found(log, drift.alarms if drift else []), [], []
+    found = Found(log, [])
+    drift = None
+    if probes:
+        limits = {"fraction": FRACTION, "quiet": QUIET, "settle": SETTLE}
+        drift = Drift(plugin, optimizer=gate_optimizer, seed=seed, **limits)
+        found.alarms = drift.alarms
+    log_odds = []
+    labels = []
     for step, (x, y) in zip(range(steps), batches(log, BATCH), strict=False):
         if step >= steps - 1_000 and not step % 4:
             with torch.no_grad():
@@ -140,88 +140,93 @@ def run(seed: int, steps: int, *, probes: bool = True) -> Found:
 
 
 def show_alarms(seeds: range) -> None:
+    """Print all alarms, and after how many steps those came that were expected."""
     print(
-        f"{FIELDS} fields, {DIMS} dimensions, batches of {BATCH}, switch at step {SWITCH} of {STEPS},",
-        end=" ",
+        f"{FIELDS} fields, {DIMS} dimensions, batches of {BATCH}, "
+        f"switch at step {SWITCH} of {STEPS}, fraction {FRACTION}, settle {SETTLE}, quiet {QUIET}"
     )
-    print(f"share {SHARE}, settle {SETTLE}, quiet {QUIET}")
     delays: dict[str, list[int]] = {"revived": [], "died": []}
     for seed in seeds:
         found = run(seed, STEPS)
-        expected = {
-            name: "revived" if way == "grows" else "died" for name, way in found.log.drift.items()
-        }
+        kinds = {"grows": "revived"}
+        expected = {name: kinds.get(way, "died") for name, way in found.log.drift.items()}
         print(f"\nseed {seed}")
         for alarm in found.alarms:
-            right = expected.get(alarm.field) == alarm.kind and alarm.step > SWITCH
-            if right:
-                delays[alarm.kind].append(alarm.step - SWITCH)
+            when = "not expected"
+            if expected.get(alarm.field) == alarm.kind and alarm.step > SWITCH:
+                delay = alarm.step - SWITCH
+                delays[alarm.kind].append(delay)
                 expected.pop(alarm.field)
-            print(
-                f"  {f'after {alarm.step - SWITCH:,} steps' if right else 'not expected'}: {alarm}"
-            )
-        print(
-            *(f"  not noticed: {name} {kind}" for name, kind in expected.items()),
-            sep="\n",
-            flush=True,
-        )
+                when = f"after {delay:,} steps"
+            print(f"  {when}: {alarm}")
+        for name, kind in expected.items():
+            print(f"  not noticed: {name} {kind}", flush=True)
     for kind, steps in delays.items():
         if steps:
             print(
-                f"{kind}: {len(steps)} noticed, after {min(steps):,} to {max(steps):,} steps, median {np.median(steps):,.0f}"
+                f"{kind}: {len(steps)} noticed, after {min(steps):,} to {max(steps):,} steps, "
+                f"median {np.median(steps):,.0f}"
             )
 
 
 def show_without(seeds: range) -> None:
+    """Print which of the fields that come to life are open without probes."""
     print()
     for seed in seeds:
         found = run(seed, STEPS, probes=False)
         growing = [name for name, way in found.log.drift.items() if way == "grows"]
         opened = [name for name in growing if found.scores[name] >= 0.5]
         print(
-            f"seed {seed}, without probes: of {len(growing)} fields that came to life {len(opened)} are open {opened}",
+            f"seed {seed}, without probes: of {len(growing)} fields that came to life "
+            f"{len(opened)} are open {opened}",
             flush=True,
         )
 
 
 def show_cost(seeds: range) -> None:
-    print(f"\nthe last 1,000 of {COST_STEPS:,} steps, each learnt from after it was predicted")
+    """Print the AUC and the time of a step with and without probes."""
+    print(f"\nthe last 1,000 of {COST_STEPS:,} steps, each learned from after it was predicted")
     ratios = []
     for seed in seeds:
-        with_probes, without = (run(seed, COST_STEPS, probes=probes) for probes in (True, False))
-        ratios.append(np.median(with_probes.seconds[500:]) / np.median(without.seconds[500:]))
+        with_probes = run(seed, COST_STEPS, probes=True)
+        without = run(seed, COST_STEPS, probes=False)
+        ratio = np.median(with_probes.seconds[500:]) / np.median(without.seconds[500:])
+        ratios.append(ratio)
         print(
-            f"seed {seed}: AUC {with_probes.auc:.4f} with probes, {without.auc:.4f} without; time of a step x {ratios[-1]:.3f}"
+            f"seed {seed}: AUC {with_probes.auc:.4f} with probes, {without.auc:.4f} without; "
+            f"time of a step x {ratio:.3f}"
         )
     print(f"median of the ratios: {np.median(ratios):.3f}", flush=True)
 
 
 def show_level() -> None:
-    fields, quiet, probes = 500, 2_000, 40_000
+    """Print how many false alarms useless fields raise, against the setting `quiet`."""
+    fields = 500
+    quiet = 2_000
+    probes = 40_000
     for name, degrees in (("normal", math.inf), ("Student's t, 3 degrees of freedom", 3.0)):
         rng = np.random.default_rng(0)
         gates = tl.LeAP(tl.Fields({f"f{i}": 1 for i in range(fields)}), init=-1.0)
         drift = Drift(
-            SimpleNamespace(gates=gates), fraction=SHARE, quiet=quiet, settle=0, reopen=False
+            SimpleNamespace(gates=gates), fraction=FRACTION, quiet=quiet, settle=0, reopen=False
         )
         for _ in range(probes):
             drift.steps += 1
-            drawn = (
-                rng.standard_normal(fields)
-                if math.isinf(degrees)
-                else rng.standard_t(degrees, fields)
-            )
+            if math.isinf(degrees):
+                drawn = rng.standard_normal(fields)
+            else:
+                drawn = rng.standard_t(degrees, fields)
             with torch.no_grad():
                 drift._evaluate(torch.tensor(drawn, dtype=torch.float32))
             if drift._known:
                 drift._known["nats"][drift._known["reported"]] = 0
                 drift._known["reported"][:] = False
-        steps = probes / SHARE
+        steps = probes / FRACTION
         print(
-            f"{name}: {len(drift.alarms)} false alarms of {fields} fields in {steps:,.0f} steps;",
-            end=" ",
+            f"{name}: {len(drift.alarms)} false alarms of {fields} fields in {steps:,.0f} steps; "
+            f"quiet={quiet:,} allows {steps / quiet:,.0f}",
+            flush=True,
         )
-        print(f"quiet={quiet:,} allows {steps / quiet:,.0f}", flush=True)
 
 
 def main() -> None:

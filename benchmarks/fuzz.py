@@ -1,11 +1,13 @@
-"""Damaged files and random models, for as long as you like: how many were tried, and what broke a promise (nothing should).
+"""Try damaged files and random models for as long as you like, and count broken promises.
 
     python benchmarks/fuzz.py --minutes 5
-    python benchmarks/fuzz.py --only feather --seed 18      # one file again, or one graph: --only graphs --seed 7
+    python benchmarks/fuzz.py --only feather --seed 18      # one file again
+    python benchmarks/fuzz.py --only graphs --seed 7        # one graph again
 
-A file is damaged (bytes flipped, cut, inserted, zeroed, repeated; values exchanged) and opened as the library opens it: it is
-read, or refused in one sentence. A model is drawn at random, pruned, and compared with the masked one on new batches. Exit code
-1 if anything was found, with the command that shows it again.
+A file is damaged (bytes flipped, cut, inserted, zeroed, repeated; values exchanged) and opened as
+the library opens it: it is read, or refused in one sentence. A model is drawn at random, pruned,
+and compared with the masked one on new batches. The exit code is 1 if anything was found, and the
+command that shows it again is printed; nothing should be.
 """
 
 import argparse
@@ -33,14 +35,14 @@ Outcome = Callable[[int], tuple[str, str]]
 
 
 def try_graph(seed: int) -> tuple[str, str]:
-    """Draw a model, prune it and compare; return what became of it, and what happened."""
+    """Draw a model, prune it and compare; return the kind of the outcome and its detail."""
     found = trial(seed)
     return found.kind, found.detail
 
 
 @contextmanager
 def sources(only: str | None) -> Iterator[dict[str, Outcome]]:
-    """Yield what to try, by name: the formats of files, and graphs."""
+    """Yield the functions that try a seed, by name: the formats of files, and graphs."""
     with Worker() as worker:
         known: dict[str, Outcome] = {
             name: lambda seed, name=name: worker.outcome(name, seed) for name in FORMATS
@@ -48,36 +50,37 @@ def sources(only: str | None) -> Iterator[dict[str, Outcome]]:
         known[GRAPHS] = try_graph
         if only is not None and only not in known:
             raise SystemExit(f"There is no format {only!r}. Known: {', '.join(known)}.")
-        yield known if only is None else {only: known[only]}
+        if only is not None:
+            known = {only: known[only]}
+        yield known
 
 
 def table(counts: dict[str, Counter[str]]) -> str:
-    """Line up the counts of each source."""
-    lines = [
-        f"{'format':20s} {'tried':>7s} {'refused':>8s} {'read':>7s} {'tracebacks':>11s} {'aborts':>7s}"
-    ]
+    """Return the counts of each source as a table."""
+    columns = ("tried", "refused", "read", "tracebacks", "aborts")
+    widths = (7, 8, 7, 11, 7)
+    titles = [f"{name:>{width}s}" for name, width in zip(columns, widths, strict=True)]
+    lines = [" ".join([f"{'format':20s}", *titles])]
     for name, found in counts.items():
         if name == GRAPHS:
             continue
         aborts = found["abort"] + found["hang"] + found["panic"]
         wrong = found["traceback"] + found["unreadable"]
-        lines.append(
-            f"{name:20s} {found.total():7,} {found['refused']:8,} {found['read']:7,} {wrong:11,} {aborts:7,}"
-        )
+        numbers = (found.total(), found["refused"], found["read"], wrong, aborts)
+        cells = [f"{number:{width},}" for number, width in zip(numbers, widths, strict=True)]
+        lines.append(" ".join([f"{name:20s}", *cells]))
     graphs = counts.get(GRAPHS)
     if graphs is not None:
-        kinds = ", ".join(
-            f"{graphs[kind]:,} {kind}"
-            for kind in ("exact", "fed", "refused", "inexact", "hang", "crash")
-        )
-        lines.append(f"\n{graphs.total():,} graphs tried: {kinds}")
+        kinds = ("exact", "fed", "refused", "inexact", "hang", "crash")
+        found_kinds = ", ".join(f"{graphs[kind]:,} {kind}" for kind in kinds)
+        lines.append(f"\n{graphs.total():,} graphs tried: {found_kinds}")
     return "\n".join(lines)
 
 
 def run(
     minutes: float, seed: int, known: dict[str, Outcome]
 ) -> tuple[dict[str, Counter[str]], list[str]]:
-    """Try one of each in turn until the time is over."""
+    """Try one of each in turn until the time is over; return the counts and the findings."""
     counts = {name: Counter[str]() for name in known}
     findings: list[str] = []
     end = time.monotonic() + 60 * minutes
@@ -93,9 +96,8 @@ def run(
                 kind, detail = outcome(number)
                 counts[name][kind] += 1
                 if kind in WRONG:
-                    findings.append(
-                        f"{kind}: python benchmarks/fuzz.py --only {name!r} --seed {number}\n    {detail[:300]}"
-                    )
+                    command = f"python benchmarks/fuzz.py --only {name!r} --seed {number}"
+                    findings.append(f"{kind}: {command}\n    {detail[:300]}")
                 tried = sum(each.total() for each in counts.values())
                 left = f"{max(0.0, end - time.monotonic()):.0f} s left"
                 progress.update(
@@ -116,7 +118,7 @@ def main() -> int:
     parser.add_argument(
         "--seed",
         type=int,
-        help="of the first file; one at random if left out, with --only this one alone",
+        help="the seed of the first trial (default: at random); with --only, the only trial",
     )
     parser.add_argument("--only", help="one format, or graphs")
     options = parser.parse_args()

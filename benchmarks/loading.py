@@ -1,11 +1,12 @@
-"""From a file to batches: encoding against polars reading the same file, and batches against torch's DataLoader, in one run.
+"""From a file to batches: encoding against polars, and batches against torch's DataLoader.
 
-    python benchmarks/loading.py            # 5 and 10 million rows in Criteo's format, 1.3 and 2.7 GB: about five minutes
+    python benchmarks/loading.py            # 5 and 10 million rows in Criteo's format, 1.3 and
+                                            # 2.7 GB: about five minutes
     python benchmarks/loading.py --quick    # 200,000 and 400,000 rows: ten seconds
 
-`encode` is `tl.data.read` on a file that it has not seen: 13 numbers and 26 categories with up to 2 million values; `polars`
-reads the file into a frame. Each runs in a process of its own; memory is the most that it has held (resident), less what the
-imports take.
+`encode` is `tl.data.read` on a file that it has not seen: 13 numbers and 26 categories with up to 2
+million values; `polars` reads the file into a frame. Each runs in a process of its own; memory is
+the peak of its resident memory, minus that of the imports.
 """
 
 import argparse
@@ -27,41 +28,16 @@ from torch.utils.data import DataLoader, TensorDataset
 import torchleap as tl
 
 NAMES = ["label", *(f"I{i}" for i in range(1, 14)), *(f"C{i}" for i in range(1, 27))]
+# about as many as Criteo has
 CATEGORIES = [
-    1460,
-    583,
-    2_000_000,
-    800_000,
-    305,
-    24,
-    12517,
-    633,
-    3,
-    93145,
-    5683,
-    1_500_000,
-    3194,
-    27,
-    14992,
-    1_000_000,
+    *(1460, 583, 2_000_000, 800_000, 305, 24, 12517, 633, 3, 93145, 5683, 1_500_000, 3194),
+    *(27, 14992, 1_000_000, 10, 5652, 2173, 4, 1_200_000, 18, 15, 286181, 105, 142572),
 ]
-CATEGORIES += [
-    10,
-    5652,
-    2173,
-    4,
-    1_200_000,
-    18,
-    15,
-    286181,
-    105,
-    142572,
-]  # as many as Criteo has, about
 BATCH = 4096
 
 
 def write_log(path: Path, rows: int) -> None:
-    """A file in Criteo's format: frequent categories are more frequent than rare ones by far."""
+    """Write a file in Criteo's format: few categories have most of the rows."""
     rng = np.random.default_rng(0)
     shifts = np.arange(28, -1, -4, dtype=np.uint64)
     with path.open("wb") as file:
@@ -72,44 +48,33 @@ def write_log(path: Path, rows: int) -> None:
                 numbers = pl.Series(np.exp(rng.normal(2, 2, count)).astype(np.int64) - 1)
                 columns[name] = numbers.set(pl.Series(rng.random(count) < 0.2), None)
             for name, many in zip(NAMES[14:], CATEGORIES, strict=True):
-                category = np.minimum(
-                    (many * rng.random(count) ** 4).astype(np.uint64), np.uint64(many - 1)
-                )
-                digits = (
-                    ((category * np.uint64(2654435761))[:, None] >> shifts) & np.uint64(15)
-                ).astype(np.uint8)
-                texts = (
-                    np.where(digits < 10, digits + 48, digits + 87)
-                    .astype(np.uint8)
-                    .reshape(-1)
-                    .view("S8")
-                )
-                columns[name] = pl.Series(texts.astype("U8"))
+                category = (many * rng.random(count) ** 4).astype(np.uint64)
+                category = np.minimum(category, np.uint64(many - 1))
+                hashed = (category * np.uint64(2654435761))[:, None]
+                digits = ((hashed >> shifts) & np.uint64(15)).astype(np.uint8)
+                letters = np.where(digits < 10, digits + 48, digits + 87).astype(np.uint8)
+                columns[name] = pl.Series(letters.reshape(-1).view("S8").astype("U8"))
             pl.DataFrame(columns).write_csv(file, separator="\t", include_header=False)
 
 
 def peak() -> float:
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20  # GiB
+    """Return the peak of the resident memory so far, in GiB."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
 
 
 def one(job: str, path: str, cache: str) -> None:
-    """In a process of its own: print seconds and GiB."""
-    start, before = time.perf_counter(), peak()
+    """Print the seconds and GiB of a job, in a process of its own."""
+    start = time.perf_counter()
+    before = peak()
     if job == "polars":
         pl.read_csv(path, separator="\t", has_header=False, new_columns=NAMES)
     else:
-        tl.data.read(
-            path,
-            label="label",
-            names=NAMES,
-            columns=dict.fromkeys(NAMES[14:], "categorical"),
-            split="order",
-            cache=cache,
-        )
+        read(path, cache)
     print(time.perf_counter() - start, peak() - before)
 
 
 def read(path: Path | str, cache: Path | str) -> tl.data.Task:
+    """Return the file as a task, encoded or from the cache."""
     columns = dict.fromkeys(NAMES[14:], "categorical")
     return tl.data.read(
         path, label="label", names=NAMES, columns=columns, split="order", cache=cache
@@ -117,35 +82,33 @@ def read(path: Path | str, cache: Path | str) -> tl.data.Task:
 
 
 def run(job: str, path: Path, cache: Path) -> tuple[float, float]:
+    """Return the seconds and GiB of a job."""
     command = [sys.executable, __file__, "--one", job, str(path), str(cache)]
-    seconds, memory = subprocess.run(
-        command, check=True, capture_output=True, text=True
-    ).stdout.split()
+    result = subprocess.run(command, check=True, capture_output=True, text=True)
+    seconds, memory = result.stdout.split()
     return float(seconds), float(memory)
 
 
 def loading(path: Path, folder: Path, repeats: int) -> Path:
-    """Print how long both take, interleaved; returns where the last encoding lies."""
+    """Print how long both take, interleaved; return the folder of the last encoding."""
     found: dict[str, list[tuple[float, float]]] = {"polars": [], "encode": []}
     for repeat in range(repeats):
         for job, results in found.items():
             results.append(run(job, path, folder / f"cache_{path.stem}_{repeat}"))
-    ratio = statistics.median(
-        ours[0] / theirs[0] for ours, theirs in zip(found["encode"], found["polars"], strict=True)
-    )
+    pairs = zip(found["encode"], found["polars"], strict=True)
+    ratio = statistics.median(ours[0] / theirs[0] for ours, theirs in pairs)
+    compared = {"polars": "", "encode": f"{ratio:8.2f} x polars"}
     for job, results in found.items():
-        seconds, memory = statistics.median(r[0] for r in results), max(r[1] for r in results)
-        print(
-            f"  {job:<8}{seconds:8.1f} s{memory:8.2f} GiB"
-            + (f"{ratio:8.2f} x polars" if job == "encode" else ""),
-            flush=True,
-        )
+        seconds = statistics.median(result[0] for result in results)
+        memory = max(result[1] for result in results)
+        print(f"  {job:<8}{seconds:8.1f} s{memory:8.2f} GiB{compared[job]}", flush=True)
     return folder / f"cache_{path.stem}_{repeats - 1}"
 
 
 def rate(batches: Iterable[object], limit: float = 8.0) -> float:
-    """Rows a second, without the first batch, which may have to load something."""
-    start, rows = 0.0, 0
+    """Return rows per second, without the first batch, which may have to load something."""
+    start = 0.0
+    rows = 0
     for number, batch in enumerate(batches):
         if number == 0:
             start = time.perf_counter()
@@ -157,6 +120,7 @@ def rate(batches: Iterable[object], limit: float = 8.0) -> float:
 
 
 def batching(path: Path, cache: Path) -> None:
+    """Print how many rows per second each way to batches gives."""
     task = read(path, cache)
     rows = task.train.all()
     plain = DataLoader(
@@ -169,10 +133,9 @@ def batching(path: Path, cache: Path) -> None:
         "torchleap from disk": task.train.batches(BATCH, shuffle=True, memory=False),
     }
     found = {name: rate(batches) for name, batches in versions.items()}
+    plainly = found["DataLoader over a TensorDataset"]
     for name, speed in found.items():
-        print(
-            f"  {name:<34}{speed / 1e6:8.2f} million rows/s{speed / found['DataLoader over a TensorDataset']:8.1f} x"
-        )
+        print(f"  {name:<34}{speed / 1e6:8.2f} million rows/s{speed / plainly:8.1f} x")
 
 
 def main() -> None:

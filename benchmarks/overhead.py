@@ -1,14 +1,16 @@
-"""What LeAP costs a training step, as a ratio to the same step without it, all versions interleaved in one run.
+"""The cost of LeAP in a training step, as a ratio to the same step without it, in one run.
 
     python benchmarks/overhead.py            # all cases, about eight minutes on two cores
-    python benchmarks/overhead.py --quick    # a minute and a half: few repeats, the smallest batch of (a)
+    python benchmarks/overhead.py --quick    # a minute and a half: few repeats, one batch of (a)
 
-Columns: `loop` is the paper's Algorithm 1, a Python loop over fields; `gather` is the definition, mix/reference.py; `torch` is
-the plain PyTorch version for machines without a compiler or with another device, `cyclic` the same with `shuffle="cyclic"`;
-`torchleap` is what an attached model uses here. A step is forward, loss with penalty, backward and Adam; the medians of the
-ratios to the bare step of the same round.
+Columns: `loop` is the paper's Algorithm 1, a Python loop over fields; `gather` is the definition,
+mix/reference.py; `torch` is the plain PyTorch version for machines without a compiler or with
+another device, `cyclic` the same with `shuffle="cyclic"`; `torchleap` is the version that an
+attached model uses on this machine. A step is forward, loss with penalty, backward and Adam; the
+numbers are medians of the ratios to the bare step of the same round.
 
-Memory is that of one mixing step, forward and backward, beyond input, output and incoming gradient, in copies of the input.
+Memory is that of one mixing step, forward and backward, beyond input, output and incoming gradient,
+in copies of the input.
 """
 
 import argparse
@@ -36,15 +38,16 @@ BACKEND = {"gather": "reference", "torch": "torch", "cyclic": "torch", "torchlea
 
 
 class LoopOverFields(tl.LeAP):
-    """The same module with the mixing step written as the paper's Algorithm 1."""
+    """LeAP with the mixing step written as the paper's Algorithm 1."""
 
     def _mix_with_permuted_rows(self, x: Tensor, block: Block) -> Tensor:
-        blocks, gate = [], self.gate()
+        gate = self.gate()
+        blocks = []
         distance = []
-        for i, block in enumerate(x.split(self.known_fields().widths, dim=1)):
-            shuffled = block.detach()[torch.randperm(x.shape[0])]
-            blocks.append(gate[i] * block + (1 - gate[i]) * shuffled)
-            distance.append((block.detach() - shuffled).norm(dim=1).mean())
+        for i, own in enumerate(x.split(self.known_fields().widths, dim=1)):
+            shuffled = own.detach()[torch.randperm(x.shape[0])]
+            blocks.append(gate[i] * own + (1 - gate[i]) * shuffled)
+            distance.append((own.detach() - shuffled).norm(dim=1).mean())
         self.distance.lerp_(torch.stack(distance), 1 - self.settings.momentum)
         self.square.lerp_(torch.stack(distance).square(), 1 - self.settings.momentum)
         self.steps.add_(1)
@@ -53,6 +56,7 @@ class LoopOverFields(tl.LeAP):
 
 @contextmanager
 def backend(version: str):  # noqa: ANN201
+    """Let a version mix by its own backend within this context."""
     before = os.environ.get("TORCHLEAP_MIX")
     os.environ["TORCHLEAP_MIX"] = BACKEND.get(version, "")
     try:
@@ -66,6 +70,7 @@ def fields_of(widths: list[int]) -> tl.Fields:
 
 
 def make_step(widths: list[int], hidden: list[int], rows: int, version: str) -> Callable[[], None]:
+    """Return a function that takes one training step of a fresh model."""
     torch.manual_seed(0)
     sizes = [sum(widths), *hidden]
     layers = [layer for a, b in pairwise(sizes) for layer in (nn.Linear(a, b), nn.ReLU())]
@@ -73,9 +78,8 @@ def make_step(widths: list[int], hidden: list[int], rows: int, version: str) -> 
     plugin = None
     if version != "bare":
         shuffle = "cyclic" if version == "cyclic" else "uniform"
-        gates = (LoopOverFields if version == "loop" else tl.LeAP)(
-            fields_of(widths), seed=0, shuffle=shuffle
-        )
+        kind = LoopOverFields if version == "loop" else tl.LeAP
+        gates = kind(fields_of(widths), seed=0, shuffle=shuffle)
         plugin = tl.attach(model, at="0", gates=gates)
     optimizer = torch.optim.Adam(model.parameters())
     x = torch.randn(rows, sum(widths), requires_grad=True)  # as behind an embedding
@@ -85,7 +89,9 @@ def make_step(widths: list[int], hidden: list[int], rows: int, version: str) -> 
         optimizer.zero_grad()
         x.grad = None
         loss = nn.functional.binary_cross_entropy_with_logits(model(x), y)
-        (loss if plugin is None else loss + plugin.penalty()).backward()
+        if plugin is not None:
+            loss = loss + plugin.penalty()
+        loss.backward()
         optimizer.step()
 
     return step
@@ -94,7 +100,7 @@ def make_step(widths: list[int], hidden: list[int], rows: int, version: str) -> 
 def step_ratios(
     widths: list[int], hidden: list[int], rows: int, repeats: int
 ) -> tuple[float, dict[str, float]]:
-    """Milliseconds of the bare step, and for each version the median ratio to the bare step of its round."""
+    """Return milliseconds of the bare step, and the median ratio of each version to it."""
     steps = {version: make_step(widths, hidden, rows, version) for version in VERSIONS}
     seconds: dict[str, list[float]] = {version: [] for version in VERSIONS}
     for repeat in range(repeats + 1):
@@ -104,21 +110,23 @@ def step_ratios(
                 step()
             if repeat:  # the first round warms up
                 seconds[version].append(time.perf_counter() - start)
-    ratios = {
-        version: statistics.median(
-            own / bare for own, bare in zip(seconds[version], seconds["bare"], strict=True)
-        )
-        for version in VERSIONS
-    }
+    ratios = {}
+    for version in VERSIONS:
+        pairs = zip(seconds[version], seconds["bare"], strict=True)
+        ratios[version] = statistics.median(own / bare for own, bare in pairs)
     return 1e3 * statistics.median(seconds["bare"]), ratios
 
 
 def resident() -> int:
+    """Return the resident memory of this process, in bytes."""
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def measure_memory(widths: list[int], rows: int, version: str) -> float:
-    """Peak resident memory of one mixing step beyond input, output and incoming gradient, in copies of the input."""
+    """Return the peak memory of one mixing step, in copies of the input.
+
+    Input, output and incoming gradient do not count.
+    """
     column_gate = torch.arange(len(widths)).repeat_interleave(torch.tensor(widths))
     x = torch.randn(rows, sum(widths), requires_grad=True)
     gate = torch.rand(len(widths), requires_grad=True)
@@ -135,16 +143,21 @@ def measure_memory(widths: list[int], rows: int, version: str) -> float:
             output = torch.cat(pieces, dim=1)
         else:
             shuffle = "cyclic" if version == "cyclic" else "uniform"
-            output = tl.mix.mix(
-                x, gate, column_gate, torch.tensor(0), steps, shuffle=shuffle
-            ).output
+            seed = torch.tensor(0)
+            output = tl.mix.mix(x, gate, column_gate, seed, steps, shuffle=shuffle).output
         torch.autograd.grad(output, (x, gate), grad)
 
     few = tl.mix.mix(x[:4], gate, column_gate, torch.tensor(0), steps).output
-    torch.autograd.grad(
-        few, (x, gate), grad[:4]
-    )  # the same calls, so that nothing is imported later
-    before, peak, done = resident(), 0, threading.Event()
+    torch.autograd.grad(few, (x, gate), grad[:4])  # the same calls: nothing is imported later
+    copy = x.numel() * x.element_size()
+    return growth_during(run) / copy - 1  # less the output
+
+
+def growth_during(call: Callable[[], None]) -> int:
+    """Return by how many bytes the resident memory grows during a call, at its peak."""
+    before = resident()
+    peak = 0
+    done = threading.Event()
 
     def watch() -> None:
         nonlocal peak
@@ -154,59 +167,41 @@ def measure_memory(widths: list[int], rows: int, version: str) -> float:
 
     watcher = threading.Thread(target=watch)
     watcher.start()
-    run()
+    call()
     done.set()
     watcher.join()
-    copy = x.numel() * x.element_size()
-    return (peak - before) / copy - 1  # less the output
+    return peak - before
 
 
 def memory_of(case: str, version: str, quick: bool) -> float:
-    """In a process of its own, where nothing was freed before that could be used again."""
+    """Return `measure_memory` of a new process, which has no freed memory to use again."""
     environment = {
         **os.environ,
         "TORCHLEAP_MIX": BACKEND.get(version, ""),
         "MALLOC_MMAP_THRESHOLD_": "65536",
     }
-    command = [
-        sys.executable,
-        __file__,
-        "--memory-of",
-        case,
-        version,
-        *(["--quick"] if quick else []),
-    ]
-    return float(
-        subprocess.run(command, capture_output=True, text=True, check=True, env=environment).stdout
-    )
+    command = [sys.executable, __file__, "--memory-of", case, version]
+    if quick:
+        command.append("--quick")
+    result = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
+    return float(result.stdout)
 
 
 def cases(quick: bool) -> dict[str, tuple[list[int], list[int], int, int]]:
-    """Name: widths, layers, rows, repeats."""
+    """Return the widths of the fields, the layers, the rows and the repeats of each case."""
     rng = random.Random(0)
     mixed = [rng.choice([1, 1, 1, 1, 4, 8, 8, 16, 16, 32, 64, 128]) for _ in range(511)] + [256]
-    return {
-        f"(a) 512 fields, {sum(mixed):,} dimensions, MLP 1024-512-256, batch {rows}": (
-            mixed,
-            [1024, 512, 256],
-            rows,
-            repeats,
-        )
-        for rows, repeats in ([(512, 5)] if quick else [(512, 15), (2048, 11), (4096, 5)])
-    } | {
-        "(b) 39 fields x 8, MLP 32-16, batch 4096": (
-            [8] * 39,
-            [32, 16],
-            4096,
-            15 if quick else 101,
-        ),
-        "(c) 2,000 fields x 1, MLP 256-128, batch 2048": (
-            [1] * 2000,
-            [256, 128],
-            2048,
-            3 if quick else 15,
-        ),
-    }
+    wide = f"(a) 512 fields, {sum(mixed):,} dimensions, MLP 1024-512-256"
+    repeats = {512: 5} if quick else {512: 15, 2048: 11, 4096: 5}
+    found = {}
+    for rows, count in repeats.items():
+        found[f"{wide}, batch {rows}"] = (mixed, [1024, 512, 256], rows, count)
+    count = 15 if quick else 101
+    found["(b) 39 fields x 8, MLP 32-16, batch 4096"] = ([8] * 39, [32, 16], 4096, count)
+    count = 3 if quick else 15
+    name = "(c) 2,000 fields x 1, MLP 256-128, batch 2048"
+    found[name] = ([1] * 2000, [256, 128], 2048, count)
+    return found
 
 
 def main() -> None:
@@ -222,23 +217,18 @@ def main() -> None:
         widths, _, rows, _ = cases(options.quick)[name]
         print(measure_memory(widths, rows, version))
         return
-    print(
-        f"torch {torch.__version__}, {torch.get_num_threads()} threads; torchleap mixes by {choose(torch.zeros(2, 2))!r}"
-    )
-    print(
-        f"{'step, as a ratio to the bare one':72}{'bare ms':>9}"
-        + "".join(f"{version:>11}" for version in VERSIONS[1:])
-    )
+    mixes = choose(torch.zeros(2, 2))
+    threads = torch.get_num_threads()
+    print(f"torch {torch.__version__}, {threads} threads; torchleap mixes by {mixes!r}")
+    names = "".join(f"{version:>11}" for version in VERSIONS[1:])
+    print(f"{'step, as a ratio to the bare one':72}{'bare ms':>9}{names}")
     chosen = {
         name: case for name, case in cases(options.quick).items() if (options.case or "") in name
     }
     for name, (widths, hidden, rows, repeats) in chosen.items():
         bare, ratios = step_ratios(widths, hidden, rows, repeats)
-        print(
-            f"{name:72}{bare:9.1f}"
-            + "".join(f"{ratios[version]:11.2f}" for version in VERSIONS[1:]),
-            flush=True,
-        )
+        numbers = "".join(f"{ratios[version]:11.2f}" for version in VERSIONS[1:])
+        print(f"{name:72}{bare:9.1f}{numbers}", flush=True)
     print(f"{'extra memory of the mixing step, in copies of the input':72}")
     for name, (widths, *_) in chosen.items():
         if options.quick and len(widths) > 1000:

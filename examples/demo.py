@@ -1,4 +1,4 @@
-"""Draw the gates of `torchleap demo` beside the truth, from the report that it has written.
+"""Draw the gates of `torchleap demo` beside the ground truth, from the report of the demo.
 
 torchleap demo --out torchleap-demo
 python examples/demo.py torchleap-demo --picture gates.png   (needs matplotlib)
@@ -19,7 +19,7 @@ COLOURS = {
 
 
 def draw(path: Path, record: dict[str, Any]) -> None:
-    """Draw the gates over the training, and where they end, coloured by the truth."""
+    """Draw the gates over the training, and their final values, coloured by the ground truth."""
     from matplotlib import pyplot
     from matplotlib.lines import Line2D
 
@@ -28,31 +28,30 @@ def draw(path: Path, record: dict[str, Any]) -> None:
     figure, (left, right) = pyplot.subplots(
         1, 2, figsize=(12, 6.4), width_ratios=[1, 1.15], layout="constrained"
     )
-    steps, gates = record["trajectories"]["steps"], record["trajectories"]["gates"]
-    for name, gate in gates.items():
+    steps = record["trajectories"]["steps"]
+    for name, gate in record["trajectories"]["gates"].items():
         left.plot([0, *steps], [1.0, *gate], color=COLOURS[role[name]], linewidth=1.6, alpha=0.85)
     left.set(
         xlabel="training step",
         ylabel="gate",
         ylim=(-0.02, 1.02),
         xlim=(0, steps[-1]),
-        title="How the gates got there",
+        title="The gates during training",
     )
     legend = [
         Line2D([], [], color=colour, label=word, linewidth=3) for word, colour in COLOURS.items()
     ]
     order = sorted(final, key=lambda name: final[name])
-    right.barh(
-        order, [final[name] for name in order], color=[COLOURS[role[name]] for name in order]
-    )
+    colours = [COLOURS[role[name]] for name in order]
+    right.barh(order, [final[name] for name in order], color=colours)
     right.set(
         xlabel="gate",
         xlim=(0, 1.0),
-        title="Where they end: the number in a name is the field's width",
+        title="The final gates: the number in a name is the field's width",
     )
     right.tick_params(axis="y", labelsize=8)
     right.margins(y=0.01)
-    right.legend(handles=legend, title="the truth", loc="lower right", frameon=False)
+    right.legend(handles=legend, title="ground truth", loc="lower right", frameon=False)
     for axis in (left, right):
         axis.spines[["top", "right"]].set_visible(False)
     left.axhline(0.5, color="#5f6368", linewidth=0.8, linestyle="--")
@@ -69,7 +68,8 @@ def main() -> None:
     parser.add_argument("folder", type=Path, help="the results of torchleap demo")
     parser.add_argument("--picture", type=Path, default=Path("gates.png"), help="the PNG to write")
     options = parser.parse_args()
-    draw(options.picture, json.loads((options.folder / "report.json").read_text(encoding="utf-8")))
+    record = json.loads((options.folder / "report.json").read_text(encoding="utf-8"))
+    draw(options.picture, record)
     print(f"Drawn: {options.picture}")
 
 

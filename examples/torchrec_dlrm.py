@@ -1,9 +1,10 @@
-"""LeAP in TorchRec's DLRM, its tables sharded over two processes; docs/torchrec.md has the recipe to install it.
+"""LeAP in TorchRec's DLRM, with tables sharded over two processes.
 
 torchrun --nproc-per-node=2 examples/torchrec_dlrm.py
 
-Eight id features, of which four say something about the click. The tables are sharded in all three ways. Rank 0 then loads the
-trained weights into a model without sharding and prunes that: the tables of the other four features go.
+docs/torchrec.md has the recipe to install TorchRec. There are eight id features; four of them carry
+the label. The tables are sharded in all three ways. Rank 0 then loads the trained weights into a
+model without sharding and prunes that: the tables of the other four features are removed.
 """
 
 import argparse
@@ -30,22 +31,28 @@ from torchrec.optim.optimizers import in_backward_optimizer_filter
 
 import torchleap as tl
 
-USEFUL, USELESS = ("user", "item", "shop", "query"), ("moon", "rng", "coin", "card")
+USEFUL = ("user", "item", "shop", "query")
+USELESS = ("moon", "noise", "coin", "card")
 FEATURES = [name for pair in zip(USEFUL, USELESS, strict=True) for name in pair]
-IDS, WIDTH, DENSE, ROWS = 100, 8, 4, 256
+IDS = 100  # per feature
+WIDTH = 8
+DENSE = 4  # numbers per row
+ROWS = 256  # per step and rank
 TABLES = "sparse_arch.embedding_bag_collection"
-EFFECT = torch.randn(
-    len(FEATURES), IDS, generator=torch.Generator().manual_seed(0)
-)  # of each id on the click
+# the effect of each id on the click
+EFFECT = torch.randn(len(FEATURES), IDS, generator=torch.Generator().manual_seed(0))
+
+
+def table_of(name: str) -> EmbeddingBagConfig:
+    """Return the table of a feature."""
+    return EmbeddingBagConfig(
+        name=f"{name}_table", feature_names=[name], num_embeddings=IDS, embedding_dim=WIDTH
+    )
 
 
 def build() -> DLRM:
-    tables = [
-        EmbeddingBagConfig(
-            name=f"{name}_table", feature_names=[name], num_embeddings=IDS, embedding_dim=WIDTH
-        )
-        for name in FEATURES
-    ]
+    """Return a model with a table for each feature."""
+    tables = [table_of(name) for name in FEATURES]
     return DLRM(
         EmbeddingBagCollection(tables=tables),
         DENSE,
@@ -55,7 +62,7 @@ def build() -> DLRM:
 
 
 def draw(rng: torch.Generator) -> tuple[torch.Tensor, KeyedJaggedTensor, torch.Tensor]:
-    """A batch of clicks: one id a feature and row, and some numbers."""
+    """Return a batch of clicks: one id per feature and row, and some numbers."""
     ids = torch.randint(IDS, (len(FEATURES), ROWS), generator=rng)
     dense = torch.randn(ROWS, DENSE, generator=rng)
     effects = EFFECT.gather(1, ids)  # (features, B)
@@ -68,7 +75,7 @@ def draw(rng: torch.Generator) -> tuple[torch.Tensor, KeyedJaggedTensor, torch.T
 
 
 def shard(model: DLRM) -> DistributedModelParallel:
-    """Each table in one of three ways."""
+    """Return the model with each table sharded in one of three ways."""
     ways = [table_wise(rank=0), table_wise(rank=1), column_wise(ranks=[0, 1]), data_parallel()]
     sharder = EmbeddingBagCollectionSharder()
     plan = construct_module_sharding_plan(
@@ -89,25 +96,24 @@ def shard(model: DLRM) -> DistributedModelParallel:
 
 
 def gathered(model: DistributedModelParallel) -> dict[str, torch.Tensor]:
-    """All weights, whole, on rank 0; every rank has to call it."""
+    """Return all weights, gathered on rank 0; every rank has to call it."""
     found = {}
     for name, tensor in model.state_dict().items():
         if hasattr(tensor, "local_shards"):
-            whole = torch.empty(tensor.size()) if dist.get_rank() == 0 else None
-            tensor.gather(dst=0, out=whole)
-            found[name] = whole
+            full = torch.empty(tensor.size()) if dist.get_rank() == 0 else None
+            tensor.gather(dst=0, out=full)
+            found[name] = full
         else:
             found[name] = tensor
     return found
 
 
 def train(model: DistributedModelParallel, plugin: tl.Plugin, steps: int) -> None:
-    rest = [
-        p
-        for _, p in in_backward_optimizer_filter(model.named_parameters())
-        if p is not plugin.gates.theta
-    ]
-    optimizer, gate_optimizer = torch.optim.Adam(rest, lr=3e-3), plugin.optimizer(lr=1e-2)
+    """Train the model and its gates on the same batches."""
+    parameters = dict(in_backward_optimizer_filter(model.named_parameters())).values()
+    rest = [parameter for parameter in parameters if parameter is not plugin.gates.theta]
+    optimizer = torch.optim.Adam(rest, lr=3e-3)
+    gate_optimizer = plugin.optimizer(lr=1e-2)
     rng = torch.Generator().manual_seed(dist.get_rank())  # each rank has rows of its own
     for _ in range(steps):
         dense, sparse, clicks = draw(rng)
@@ -120,16 +126,12 @@ def train(model: DistributedModelParallel, plugin: tl.Plugin, steps: int) -> Non
 
 
 def prune(weights: dict[str, torch.Tensor]) -> None:
-    """On one rank alone: the trained weights in a model that is not sharded."""
+    """Load the trained weights into a model that is not sharded, and prune it, on one rank."""
     model = build()
     plugin = tl.attach(model, at=TABLES, side="output")
     model.load_state_dict(weights)  # gates included
-    print(
-        "".join(
-            f"{name:<6} {score:.3f}\n"
-            for name, score in sorted(plugin.scores().items(), key=lambda pair: -pair[1])
-        )
-    )
+    for name, score in sorted(plugin.scores().items(), key=lambda pair: -pair[1]):
+        print(f"{name:<6} {score:.3f}")
     selection = plugin.select()
     dense, sparse, clicks = draw(torch.Generator().manual_seed(99))
     print(plugin.plan(selection, example=(dense, sparse)))
@@ -141,20 +143,21 @@ def prune(weights: dict[str, torch.Tensor]) -> None:
         pruned = small(dense, sparse)
         with plugin.masked(selection):
             masked = model(dense, sparse)
-    print(
-        "tables before:",
-        *(config.name for config in model.get_submodule(TABLES).embedding_bag_configs()),
-    )
-    print(
-        "tables after: ",
-        *(config.name for config in small.get_submodule(TABLES).embedding_bag_configs()),
-    )
+    print("tables before:", *table_names(model))
+    print("tables after: ", *table_names(small))
     print(f"pruned and masked model differ by at most {(pruned - masked).abs().max():.1e}")
-    losses = [float(binary_cross_entropy_with_logits(logits, clicks)) for logits in (full, pruned)]
-    print("log loss with all features {:.4f}, pruned {:.4f}".format(*losses))
+    before = float(binary_cross_entropy_with_logits(full, clicks))
+    after = float(binary_cross_entropy_with_logits(pruned, clicks))
+    print(f"log loss with all features {before:.4f}, pruned {after:.4f}")
+
+
+def table_names(model: torch.nn.Module) -> list[str]:
+    """Return the names of the tables of a model."""
+    return [config.name for config in model.get_submodule(TABLES).embedding_bag_configs()]
 
 
 def main() -> None:
+    """Train on two ranks, then prune on the first."""
     options = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -168,9 +171,8 @@ def main() -> None:
     apply_optimizer_in_backward(
         torch.optim.Adagrad, model.get_submodule(TABLES).parameters(), {"lr": 0.1}
     )
-    plugin = tl.attach(
-        model, at=TABLES, side="output"
-    )  # before sharding: DistributedModelParallel then averages the gates, too
+    # Attach before sharding: DistributedModelParallel then averages the gates' gradient, too.
+    plugin = tl.attach(model, at=TABLES, side="output")
     sharded = shard(model)
     train(sharded, plugin, steps)
     weights = gathered(sharded)

@@ -181,7 +181,7 @@ ARCHITECTURES = {  # the model, where its fields pass, and the width of a field
 
 
 def attached(name, dtype=torch.float32, **settings):
-    """An attached model whose gates and statistics are those of a model in training, and its batches."""
+    """Return an attached model in training, its plug-in, and a function that draws batches."""
     import torchleap as tl
 
     torch.manual_seed(0)

@@ -1,4 +1,4 @@
-"""Stand-ins for TorchRec's classes, with what torchleap asks of them; tests/torchrec has the same tests with the real ones."""
+"""Stand-ins for TorchRec's classes; tests/torchrec has the same tests with the real ones."""
 
 from dataclasses import dataclass, field
 
@@ -8,12 +8,10 @@ from torch import nn
 
 class KeyedTensor:
     def __init__(self, keys, length_per_key, values, key_dim=1):
-        self._keys, self._lengths, self._values, self._key_dim = (
-            keys,
-            length_per_key,
-            values,
-            key_dim,
-        )
+        self._keys = keys
+        self._lengths = length_per_key
+        self._values = values
+        self._key_dim = key_dim
 
     def keys(self):
         return self._keys
@@ -33,7 +31,10 @@ class KeyedTensor:
 
 class Jagged:
     def __init__(self, keys, values, lengths, weights=None):
-        self._keys, self._values, self._lengths, self._weights = keys, values, lengths, weights
+        self._keys = keys
+        self._values = values
+        self._lengths = lengths
+        self._weights = weights
 
     def keys(self):
         return self._keys
@@ -51,23 +52,26 @@ class Jagged:
         return len(self._lengths) // len(self._keys)
 
     def bags(self):
-        """Each key's list of ids and weights, row by row."""
-        rows = iter(self._values.split(self._lengths.tolist()))
-        weights = iter(
-            [None] * len(self._lengths)
-            if self._weights is None
-            else self._weights.split(self._lengths.tolist())
-        )
+        """Return each key's list of ids and weights, row by row."""
+        sizes = self._lengths.tolist()
+        weights = [None] * len(sizes)
+        if self._weights is not None:
+            weights = self._weights.split(sizes)
+        rows = list(zip(self._values.split(sizes), weights, strict=True))
+        count = self.stride()
         return {
-            key: [(next(rows), next(weights)) for _ in range(self.stride())] for key in self._keys
+            key: rows[place * count : (place + 1) * count] for place, key in enumerate(self._keys)
         }
 
 
 class Lazy:
-    """A LazyAwaitable: it keeps its result, and changes it by its callbacks when it is waited for."""
+    """A LazyAwaitable: waiting applies its callbacks to its result, which it keeps."""
 
     def __init__(self, value):
-        self._value, self._result, self._callbacks, self.waits = value, None, [], 0
+        self._value = value
+        self._result = None
+        self._callbacks = []
+        self.waits = 0
 
     @property
     def callbacks(self):
@@ -107,23 +111,14 @@ class Config:
 class Collection(nn.Module):
     def __init__(self, tables, is_weighted=False, device=None):
         super().__init__()
-        self._tables, self._weighted, self._device = (
-            tables,
-            is_weighted,
-            device or torch.device("cpu"),
-        )
-        self.embedding_bags = nn.ModuleDict(
-            {
-                t.name: nn.EmbeddingBag(
-                    t.num_embeddings,
-                    t.embedding_dim,
-                    mode="sum",
-                    include_last_offset=True,
-                    device=device,
-                )
-                for t in tables
-            }
-        )
+        self._tables = tables
+        self._weighted = is_weighted
+        self._device = device or torch.device("cpu")
+        self.embedding_bags = nn.ModuleDict()
+        settings = {"mode": "sum", "include_last_offset": True, "device": device}
+        for table in tables:
+            bag = nn.EmbeddingBag(table.num_embeddings, table.embedding_dim, **settings)
+            self.embedding_bags[table.name] = bag
 
     def embedding_bag_configs(self):
         return self._tables
@@ -136,30 +131,31 @@ class Collection(nn.Module):
         return self._device
 
     def forward(self, features):
-        bags, keys, blocks = features.bags(), [], []
+        bags = features.bags()
+        keys = []
+        blocks = []
         shared = [name for table in self._tables for name in table.feature_names]
         for table in self._tables:
             for name in table.feature_names:
                 ids = [row for row, _ in bags[name]]
                 offsets = torch.tensor([0, *(len(row) for row in ids)]).cumsum(0)
-                blocks.append(
-                    self.embedding_bags[table.name](input=torch.cat(ids), offsets=offsets)
-                )
+                bag = self.embedding_bags[table.name]
+                blocks.append(bag(input=torch.cat(ids), offsets=offsets))
                 keys.append(f"{name}@{table.name}" if shared.count(name) > 1 else name)
-        return self.result(
-            KeyedTensor(keys, [block.shape[1] for block in blocks], torch.cat(blocks, dim=1))
-        )
+        lengths = [block.shape[1] for block in blocks]
+        return self.result(KeyedTensor(keys, lengths, torch.cat(blocks, dim=1)))
 
     def result(self, value):
         return value
 
 
 class Sharded(nn.Module):
-    """What stands in place of a collection after sharding: other keys first, and only a promise of them."""
+    """A collection after sharding: its keys are in another order, its result is a promise."""
 
     def __init__(self, collection, promise=Lazy):
         super().__init__()
-        self.inner, self.promise = collection, promise
+        self.inner = collection
+        self.promise = promise
 
     def input_dist(self):
         raise NotImplementedError

@@ -1,4 +1,4 @@
-"""The slow, obvious versions that the fast ones are tested against: one row and one field at a time."""
+"""Slow, obvious versions to test the fast ones against: one row and one field at a time."""
 
 import math
 
@@ -6,10 +6,11 @@ import torch
 
 
 def mixed_row_by_row(x, widths, gates, permutations):
-    """x~_i[b] = g_i x_i[b] + (1 - g_i) x_i[pi_i(b)], and both divergences, as plain loops."""
+    """Return x~_i[b] = g_i x_i[b] + (1 - g_i) x_i[pi_i(b)] and both divergences, by plain loops."""
     rows = x.shape[0]
     output = torch.empty_like(x)
-    distance, square = [], []
+    distance = []
+    square = []
     start = 0
     for width, gate, permutation in zip(widths, gates, permutations, strict=True):
         total = total_square = 0.0
@@ -17,7 +18,8 @@ def mixed_row_by_row(x, widths, gates, permutations):
             other = int(permutation[row])
             change = 0.0
             for column in range(start, start + width):
-                clean, shuffled = float(x[row, column]), float(x[other, column])
+                clean = float(x[row, column])
+                shuffled = float(x[other, column])
                 output[row, column] = float(gate) * clean + (1 - float(gate)) * shuffled
                 change += (clean - shuffled) ** 2
             total += math.sqrt(change)
@@ -29,7 +31,7 @@ def mixed_row_by_row(x, widths, gates, permutations):
 
 
 def shuffled_by_hand(stream, rows):
-    """Fisher and Yates' shuffle from the inside out; each 64-bit hash of the stream decides two rows."""
+    """Return Fisher and Yates' inside-out shuffle; a 64-bit hash of the stream decides two rows."""
     mask = (1 << 64) - 1
     order = [0] * rows
     for row in range(rows):
@@ -37,25 +39,30 @@ def shuffled_by_hand(stream, rows):
         value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & mask
         value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & mask
         value ^= value >> 31
-        rng = value >> 32 if row % 2 else value & 0xFFFFFFFF
-        other = rng * (row + 1) >> 32
+        drawn = value >> 32 if row % 2 else value & 0xFFFFFFFF
+        other = drawn * (row + 1) >> 32
         order[row] = order[other]
         order[other] = row
     return order
 
 
 def bias_corrected_average(values, momentum):
-    """The exponentially weighted mean of all values so far."""
+    """Return the exponentially weighted mean of all values so far."""
     weights = [momentum ** (len(values) - 1 - step) for step in range(len(values))]
     return sum(w * v for w, v in zip(weights, values, strict=True)) / sum(weights)
 
 
 def auc_by_pairs(labels, scores):
-    """How often a positive outranks a negative, pair by pair."""
+    """Return how often a positive row outranks a negative one, pair by pair."""
     wins = pairs = 0.0
     for label, score in zip(labels, scores, strict=True):
         for other_label, other in zip(labels, scores, strict=True):
             if label == 1 and other_label == 0:
                 pairs += 1
-                wins += 1.0 if score > other else 0.5 if score == other else 0.0
-    return wins / pairs if pairs else None
+                if score == other:
+                    wins += 0.5
+                elif score > other:
+                    wins += 1.0
+    if not pairs:
+        return None
+    return wins / pairs

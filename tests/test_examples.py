@@ -1,4 +1,4 @@
-"""The examples and benchmarks run: short, in a process of their own, as a user would start them."""
+"""The examples and benchmarks run, each in a process of its own, as a user would start them."""
 
 import json
 import re
@@ -37,16 +37,15 @@ def test_the_picture_is_drawn_from_the_report_of_the_demo(tmp_path):
         "trajectories": {"steps": [10, 20], "gates": {name: [0.9, 0.5] for name in roles}},
     }
     (tmp_path / "report.json").write_text(json.dumps(record))
-    assert run(
-        "examples/demo.py", str(tmp_path), "--picture", str(tmp_path / "gates.png")
-    ).startswith("Drawn: ")
-    assert (tmp_path / "gates.png").read_bytes()[:4] == b"\x89PNG"
+    picture = tmp_path / "gates.png"
+    output = run("examples/demo.py", str(tmp_path), "--picture", str(picture))
+    assert output.startswith("Drawn: ")
+    assert picture.read_bytes()[:4] == b"\x89PNG"
 
 
 def test_overhead_prints_ratios_and_memory():
-    first, header, ratios, _, memory = run(
-        "benchmarks/overhead.py", "--quick", "--case", "(b)"
-    ).splitlines()
+    output = run("benchmarks/overhead.py", "--quick", "--case", "(b)")
+    first, header, ratios, _, memory = output.splitlines()
     assert "torchleap mixes by" in first
     assert header.split()[-5:] == ["loop", "gather", "torch", "cyclic", "torchleap"]
     assert all(float(ratio) > 0.5 for ratio in ratios.split()[-5:])
@@ -54,13 +53,13 @@ def test_overhead_prints_ratios_and_memory():
 
 
 @pytest.mark.skipif(native.load() is None, reason="the native kernel has not been compiled")
-def test_roofline_prints_shares_of_a_copy():
+def test_roofline_prints_fractions_of_a_copy():
     last = run("benchmarks/roofline.py", "--repeats", "2", "--case", "39 fields").splitlines()[-1]
     assert last.startswith("39 fields x 8")
     assert last.count("%") == 2
 
 
-def test_the_whole_story_of_pruning_is_told_and_ends_with_the_same_auc_in_a_smaller_model():
+def test_pruning_is_printed_step_by_step_and_ends_with_the_same_auc_in_a_smaller_model():
     output = run("examples/prune.py")
     assert "0      Linear(1,664, 64) => Linear(" in output
     assert "No longer read: input columns" in output
@@ -82,9 +81,8 @@ def test_serving_prints_throughput_and_bytes():
     output = run("benchmarks/serving.py", "--quick")
     assert output.count("50% dropped") == 2
     assert "gone: first layer 50.0%, tables 50.0%" in output
-    assert (
-        output.count("PyTorch") == 7
-    )  # three models, two kinds of input, and one batch without the dropped columns
+    # three models, two kinds of input, and one batch without the dropped columns
+    assert output.count("PyTorch") == 7
 
 
 def test_loading_prints_times_beside_polars_and_rates_beside_a_data_loader():
@@ -96,8 +94,7 @@ def test_loading_prints_times_beside_polars_and_rates_beside_a_data_loader():
 
 def test_methods_are_compared_in_one_table():
     pytest.importorskip("polars", reason="tasks need polars")
-    lines = run(
-        "examples/compare_methods.py", "--methods", "none,random,sfs", "--rows", "3000"
-    ).splitlines()
+    output = run("examples/compare_methods.py", "--methods", "none,random,sfs", "--rows", "3000")
+    lines = output.splitlines()
     assert [line.split()[0] for line in lines[1:]] == ["method", "none", "random", "sfs"]
     assert 0.5 < float(lines[2].split()[3]) < 1

@@ -1,4 +1,4 @@
-"""The rules of the house: imports point one way, importing is silent and light, and the library never prints."""
+"""The rules of the house: imports point one way and are silent, and the library never prints."""
 
 import ast
 import subprocess

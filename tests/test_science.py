@@ -1,4 +1,4 @@
-"""The science, on data whose truth is known: a few seeds, some seconds each."""
+"""The scientific claims, on synthetic data with known ground truth: a few seeds each."""
 
 import numpy as np
 import polars as pl
@@ -29,7 +29,7 @@ def build(seed, **settings):
 
 
 def search_stream(seed, *, steps=400, batch=256, **settings):
-    """One pass over fresh rows, gates and model learn from the same batch; the gates at the end, by field."""
+    """Train in one pass over fresh rows, gates on the same batch; return the gates by field."""
     truth, model, plugin, *optimizers = build(seed, warmup=100, **settings)
     for step in range(0, steps, 16):
         x, y = truth.draw(16 * batch, seed=step)
@@ -43,7 +43,7 @@ def search_stream(seed, *, steps=400, batch=256, **settings):
 
 
 def search_held_out(seed, *, rows=30_000, epochs=5, batch=256, **settings):
-    """Several epochs over the same rows, gates on a held-out tenth; the gates at the end, by field."""
+    """Train several epochs on the same rows, gates on a held-out tenth; return the gates."""
     truth, model, plugin, optimizer, gate_optimizer = build(seed, warmup=300, **settings)
     x, y = truth.draw(rows, seed=1)
     held_out = rows // 10
@@ -71,12 +71,12 @@ def test_adaptive_gates_are_fair_across_width_and_sparsity_and_uniform_ones_are_
         assert gates[noise] < 0.1, noise
     for signal in (*SPARSE_SIGNAL, "main_dense_1"):
         assert gates[signal] > 0.5, signal
-    for (
-        width
-    ) in WIDTHS:  # a field and its rotated copy stand for each other: one of them has to stay
+    # A field and its rotated copy can replace each other: one of them has to stay.
+    for width in WIDTHS:
         assert max(gates[f"main_dense_{width}"], gates[f"copy_{width}"]) > 0.5, width
 
-    # LeAP-Base at the penalty that removes as many fields: sparse signal is gone, while wide noise still closes slowly.
+    # LeAP-Base at the penalty that removes as many fields: sparse signal is gone, while wide noise
+    # still closes slowly.
     for alpha in (2e-3, 2.8e-3, 4e-3):
         base = search_stream(seed, alpha=alpha, adaptive=False)
         if removed(base) >= removed(gates):
@@ -88,14 +88,15 @@ def test_adaptive_gates_are_fair_across_width_and_sparsity_and_uniform_ones_are_
 
 @pytest.mark.parametrize("seed", [0, 1])
 def test_sparse_noise_closes_with_the_rms_divergence_and_is_left_open_by_the_mean(seed):
-    rms, mean = (search_held_out(seed, alpha=1e-3, divergence=form) for form in ("rms", "mean"))
+    rms = search_held_out(seed, alpha=1e-3, divergence="rms")
+    mean = search_held_out(seed, alpha=1e-3, divergence="mean")
     assert max(rms[name] for name in (*DENSE_NOISE, *SPARSE_NOISE, *CONSTANT)) < 0.3
     assert min(rms[name] for name in (*SPARSE_SIGNAL, "main_dense_1")) > 0.5
     assert sum(mean[name] for name in SPARSE_NOISE) > 3 * sum(rms[name] for name in SPARSE_NOISE)
 
 
 def late_signal(seed, steps=1000, switch=600, **settings):
-    """The gate of a field that starts to matter at step `switch` of a stream."""
+    """Return the gate of a field that starts to matter at step `switch` of a stream."""
     torch.manual_seed(seed)
     model = nn.Sequential(nn.Linear(3, 16), nn.ReLU(), nn.Linear(16, 1))
     plugin = tl.attach(
@@ -116,16 +117,20 @@ def late_signal(seed, steps=1000, switch=600, **settings):
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2])
-def test_a_field_whose_signal_appears_late_is_lost_but_for_warm_up_or_floor(seed):
+def test_a_field_whose_signal_appears_late_is_lost_without_warm_up_or_floor(seed):
     assert late_signal(seed) < 0.1
     assert late_signal(seed, warmup=700, steps=1200) > 0.9
     assert late_signal(seed, floor=0.05) > 0.9
 
 
 def visits(rows=24_000):
-    """Users with tastes and items with qualities; a visit is a few rows of one user, and says no more than the user does."""
+    """Return users with tastes and items with qualities.
+
+    A visit is a few rows of one user, and contains no more information than the user.
+    """
     rng = np.random.default_rng(0)
-    user, item = rng.integers(0, 200, rows), rng.integers(0, 100, rows)
+    user = rng.integers(0, 200, rows)
+    item = rng.integers(0, 100, rows)
     visit = user * 1000 + rng.integers(0, rows // 200 // 2, rows)
     log_odds = rng.normal(size=200)[user] + rng.normal(size=100)[item]
     click = (rng.random(rows) < 1 / (1 + np.exp(-log_odds))).astype(np.int8)
@@ -145,7 +150,8 @@ def visits(rows=24_000):
 
 
 def test_a_memorised_field_settles_half_open_unless_optimism_counts():
-    task, training = visits(), tl.Training(batch=128, epochs=20, lr=3e-3)
+    task = visits()
+    training = tl.Training(batch=128, epochs=20, lr=3e-3)
     found = {}
     for optimism in (0.0, 0.25):
         method = tl.methods.LeAPMethod(optimism=optimism, lr=3e-3)

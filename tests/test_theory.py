@@ -1,4 +1,4 @@
-"""The corrected theory of docs/theory.md, checked numerically for a linear model with one Gaussian feature."""
+"""The corrected theory of docs/theory.md, checked numerically for one Gaussian feature."""
 
 import pytest
 import torch
@@ -7,7 +7,7 @@ SIGNAL = 0.8  # y = SIGNAL * x + noise
 
 
 def frozen_loss(g, rows=400_000):
-    """Squared loss at gate g when the weight stays at its optimum for the clean input."""
+    """Return the squared loss at gate g when the weight stays optimal for the clean input."""
     rng = torch.Generator().manual_seed(0)
     x, other, noise = torch.randn(3, rows, generator=rng, dtype=torch.float64)
     y = SIGNAL * x + noise
@@ -15,7 +15,7 @@ def frozen_loss(g, rows=400_000):
 
 
 def adapted_loss(g, rows=400_000):
-    """Squared loss at gate g when the weight is refitted to the mixed input."""
+    """Return the squared loss at gate g when the weight is refitted to the mixed input."""
     rng = torch.Generator().manual_seed(0)
     x, other, noise = torch.randn(3, rows, generator=rng, dtype=torch.float64)
     y = SIGNAL * x + noise
@@ -37,7 +37,7 @@ def test_loss_against_the_gate(g):
 
 
 def settled(price, start=0.99, steps=20_000, lr=1e-3):
-    """Where gradient descent on J(g) + price * g ends, for a field worth 1."""
+    """Return the gate at which gradient descent on J(g) + price * g ends, for a field worth 1."""
     g = torch.tensor(start, dtype=torch.float64, requires_grad=True)
     for _ in range(steps):
         (gradient,) = torch.autograd.grad(shape(g) + price * g, g)
@@ -47,7 +47,7 @@ def settled(price, start=0.99, steps=20_000, lr=1e-3):
 
 
 @pytest.mark.parametrize("price", [0.1, 0.5, 1.0, 1.8, 1.95])
-def test_below_twice_its_worth_a_field_settles_above_one_half_and_its_gate_tells_the_worth(price):
+def test_below_twice_its_worth_a_field_settles_above_one_half_and_its_gate_reveals_the_worth(price):
     g = settled(price)
     assert 0.5 < g < 1
     assert price * (g**2 + (1 - g) ** 2) ** 2 / (2 * g * (1 - g)) == pytest.approx(1.0, rel=1e-3)
@@ -64,7 +64,7 @@ def test_a_closed_gate_stays_closed_because_the_refitted_model_sends_it_no_gradi
 
 
 def test_the_theorem_s_bound_holds_at_the_closed_end_only():
-    """Convex J: J'(0) <= -dJ, the paper's bound; at the open end it is the other way round, so nothing pushes to 1."""
+    """For convex J, J'(0) <= -dJ is the paper's bound; at the open end nothing pushes to 1."""
     permuted = 2 * SIGNAL**2
     slope_at_0 = (frozen_loss(1e-3) - frozen_loss(0.0)) / 1e-3
     slope_at_1 = (frozen_loss(1.0) - frozen_loss(1 - 1e-3)) / 1e-3

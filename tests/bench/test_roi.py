@@ -60,7 +60,7 @@ def test_the_plain_model_is_trained_once_for_each_seed_and_lent(done):
 
 
 @pytest.mark.parametrize(
-    "method", [Permutation(), Permutation(share=0.5), Shark(), Shark(rounds=2), Random()]
+    "method", [Permutation(), Permutation(fraction=0.5), Shark(), Shark(rounds=2), Random()]
 )
 def test_scores_by_the_lent_model_are_those_of_a_search_by_itself(tmp_path, method):
     data = TINY.load()

@@ -9,7 +9,7 @@ from torchleap.bench import Prunings, Recipe
 from torchleap.bench.prune import FullTrial, RoiTrial
 from torchleap.bench.trials import RetrainTrial, SearchTrial, registered_name
 from torchleap.methods import METHODS, Lasso, LeAPMethod, Permutation, Random, Shark
-from torchleap.models import MODELS, benchmark
+from torchleap.models import BACKBONES, benchmark
 
 from .tiny import MODEL, TINY, TRAINING, WORLD
 
@@ -64,7 +64,7 @@ TRIALS = {
     "method without settings": replace(SEARCH, method=Random()),
     "method setting": replace(SEARCH, method=replace(LeAPMethod(), strength=0.3)),
     "all rows": replace(SEARCH, method=Permutation()),
-    "some rows": replace(SEARCH, method=Permutation(share=0.1)),
+    "some rows": replace(SEARCH, method=Permutation(fraction=0.1)),
     "one round": replace(SEARCH, method=Shark()),
     "two rounds": replace(SEARCH, method=Shark(rounds=2)),
     "fewer": replace(RETRAIN, kept=("main_dense_1",)),
@@ -79,7 +79,7 @@ def test_keys_contain_names_of_registries_in_place_of_those_of_classes(data):
     settings = [trial.settings(data, 1) for trial in TRIALS.values()]
     assert {one["trial"] for one in settings} == {"search", "retrain", "roi", "full"}
     assert {one["method"]["is"] for one in settings if "method" in one} <= set(METHODS)
-    assert {one["model"]["is"] for one in settings} <= set(MODELS)
+    assert {one["model"]["is"] for one in settings} <= set(BACKBONES)
     assert all("is" not in one["training"] for one in settings)
 
 

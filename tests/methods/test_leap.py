@@ -10,7 +10,7 @@ import torchleap as tl
 from tests.data.frames import log
 from torchleap import models
 from torchleap.methods import LeAPBaseMethod, LeAPMethod, Search
-from torchleap.methods.leap import GateSteps, planned_steps, steps_of
+from torchleap.methods.leap import GateSteps
 from torchleap.training.fit import Training
 
 BATCH = 64  # 480 train rows are seven batches and a half
@@ -89,17 +89,17 @@ def test_gates_learn_from_train_rows_in_a_single_epoch_alone(gates_on, epochs, o
 def test_the_warm_up_is_a_share_of_the_first_epoch_whose_batches_count_twice_with_held_out_ones(
     search,
 ):
-    assert steps_of(search) == 8
+    assert search.steps_per_epoch == 8
     for epochs, batches in ((1, 4), (2, 8), (5, 8)):
         _, plugin = started(search, LeAPMethod(warmup=0.5), epochs=epochs)
         assert plugin.gates.settings.warmup == batches
 
 
 def test_planned_steps_end_where_the_training_does(search):
-    assert planned_steps(search) == 40
+    assert search.planned_steps == 40
     for steps, planned in ((7, 7), (40, 40), (900, 40)):
         settings = Training(batch=BATCH, epochs=5, steps=steps)
-        assert planned_steps(Search(search.task, search.backbone, settings)) == planned
+        assert Search(search.task, search.backbone, settings).planned_steps == planned
 
 
 @pytest.mark.parametrize(

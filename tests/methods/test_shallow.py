@@ -1,4 +1,4 @@
-"""Methods without a deep model: each finds the useful fields, and as published each equals a plain call of its package."""
+"""Methods without a deep model: each finds the useful fields; as published, it is its package's."""
 
 import sys
 
@@ -9,8 +9,8 @@ import torch
 
 import torchleap as tl
 from torchleap import models
-from torchleap.methods import Search
-from torchleap.methods.shallow import GBDT, Forest, Lasso, XGBoost, out_of_fold
+from torchleap.methods import GBDT, Forest, Lasso, Search, XGBoost
+from torchleap.methods.lasso import out_of_fold
 from torchleap.training.fit import Training
 
 ALL = (Lasso, Forest, XGBoost, GBDT)
@@ -18,14 +18,13 @@ USEFUL = {"item", "price", "taste"}
 
 
 def known_truth(seed=0, rows=6000):
-    """An id, a number and a vector matter; two ids, a number and a vector do not; one number and one id are constant."""
+    """Return rows in which an id, a number and a vector matter, and fields of every kind do not."""
     rng = np.random.default_rng(seed)
     item, user, visit = (rng.integers(0, count, rows) for count in (20, 20, 1500))
     price, noise = rng.normal(size=rows), rng.normal(size=rows)
     taste, blur = (rng.normal(size=(rows, 6)).astype(np.float32) for _ in range(2))
-    chance = 1 / (
-        1 + np.exp(-(2 * np.sin(3 * item) + 1.5 * price + taste @ np.array([1, -1, 0.5, 0, 0, 0])))
-    )
+    log_odds = 2 * np.sin(3 * item) + 1.5 * price + taste @ np.array([1, -1, 0.5, 0, 0, 0])
+    chance = 1 / (1 + np.exp(-log_odds))
     vector = pl.Array(pl.Float32, 6)
     return pl.DataFrame(
         {
@@ -59,7 +58,7 @@ def task():
 
 @pytest.fixture(scope="module")
 def narrow():
-    """One column a field, as in the published benchmarks."""
+    """One column per field, as in the published benchmarks."""
     return read(known_truth(rows=2000).drop("taste", "blur"))
 
 
@@ -68,15 +67,15 @@ def scores(task, method, seed=0):
 
 
 def plain(task):
-    """The train rows as a person would lay them out for scikit-learn."""
-    batch, ids, numbers = task.train.all(), task.slots(ids=True), task.slots(ids=False)
-    columns = [
-        batch.ids[:, ids[name]] if name in ids else batch.numbers[:, numbers[name]]
-        for name in task.fields.names
-    ]
-    return np.concatenate(
-        [column.double().numpy() for column in columns], axis=1
-    ), batch.label.numpy()
+    """Return the train rows as columns side by side, and the label, for scikit-learn."""
+    batch = task.train.all()
+    ids = task.slots(ids=True)
+    numbers = task.slots(ids=False)
+    columns = []
+    for name in task.fields.names:
+        own = batch.ids[:, ids[name]] if name in ids else batch.numbers[:, numbers[name]]
+        columns.append(own.double().numpy())
+    return np.concatenate(columns, axis=1), batch.label.numpy()
 
 
 @pytest.mark.parametrize("kind", ALL)
@@ -107,9 +106,8 @@ def test_as_published_lasso_is_that_of_scikit_learn_on_raw_ids(narrow):
     assert list(scores(narrow, Lasso(as_published=True)).values()) == pytest.approx(
         expected.tolist(), rel=1e-9
     )
-    assert (
-        0 < expected[narrow.fields.index("visit")] < expected[narrow.fields.index("user")]
-    )  # by the size of their ids
+    # Coefficients follow the size of the ids.
+    assert 0 < expected[narrow.fields.index("visit")] < expected[narrow.fields.index("user")]
 
 
 def test_as_published_forest_is_that_of_scikit_learn(narrow):
@@ -145,9 +143,8 @@ def test_as_published_gbdt_is_that_of_scikit_learn(narrow):
     expected = model.fit(*plain(narrow)).feature_importances_
     found = scores(narrow, GBDT(as_published=True), 1)
     assert list(found.values()) == pytest.approx(expected.tolist(), rel=1e-9)
-    assert list(scores(narrow, GBDT(), 1).values()) == pytest.approx(
-        expected.tolist(), abs=0.1
-    )  # much the same trees
+    similar = scores(narrow, GBDT(), 1)
+    assert list(similar.values()) == pytest.approx(expected.tolist(), abs=0.1)
 
 
 def test_a_vectors_columns_are_added_up_and_a_lassos_coefficients_by_their_norm(task):
@@ -182,30 +179,25 @@ def test_fair_lasso_is_that_of_scikit_learn_on_encoded_and_standardised_columns(
 
 def test_mean_labels_equal_a_loop_over_rows_of_other_folds():
     rng = np.random.default_rng(0)
-    ids, label, fold = (
-        rng.integers(0, 6, (60, 3)),
-        rng.integers(0, 2, 60).astype(np.float32),
-        rng.permutation(60) % 4,
-    )
+    ids = rng.integers(0, 6, (60, 3))
+    label = rng.integers(0, 2, 60).astype(np.float32)
+    fold = rng.permutation(60) % 4
     found = out_of_fold(ids, label, fold, smoothing=2.5)
     for row in range(60):
         others = fold != fold[row]
         mean = label[others].mean()
         for slot in range(3):
-            same = (ids[others] == ids[row, slot]).sum(
-                1
-            )  # how often each other row has the category
+            # how often each other row has the category
+            same = (ids[others] == ids[row, slot]).sum(1)
             smoothed = ((same * label[others]).sum() + 2.5 * mean) / (same.sum() + 2.5)
             assert found[row, slot] == pytest.approx(smoothed - mean, abs=1e-6)
 
 
 def test_a_row_is_not_encoded_with_the_labels_of_its_own_fold():
     rng = np.random.default_rng(1)
-    ids, label, fold = (
-        rng.integers(0, 30, (200, 1)),
-        rng.integers(0, 2, 200).astype(np.float64),
-        rng.permutation(200) % 5,
-    )
+    ids = rng.integers(0, 30, (200, 1))
+    label = rng.integers(0, 2, 200).astype(np.float64)
+    fold = rng.permutation(200) % 5
     before = out_of_fold(ids, label, fold, smoothing=1.0)
     for one in range(5):
         after = out_of_fold(ids, np.where(fold == one, 1 - label, label), fold, smoothing=1.0)
@@ -215,9 +207,8 @@ def test_a_row_is_not_encoded_with_the_labels_of_its_own_fold():
 
 def test_an_id_of_its_own_for_almost_every_row_is_worth_nothing_to_the_lasso():
     rng = np.random.default_rng(0)
-    frame = known_truth().with_columns(
-        once=pl.Series(rng.permutation(6000) // 2)
-    )  # each twice, so that it has an id
+    twice = rng.permutation(6000) // 2  # each twice, so that it has an id
+    frame = known_truth().with_columns(once=pl.Series(twice))
     task = tl.data.read(
         frame, label="click", split="random", columns={"once": "categorical", "item": "categorical"}
     )
@@ -235,7 +226,7 @@ def test_one_seed_gives_one_result_and_rows_are_drawn_by_it(kind, task):
     scores(task, few, 2**40)
 
 
-def test_nothing_is_left_behind(task):
+def test_rows_and_random_state_are_not_changed(task):
     batch = task.train.all()
     ids, numbers, state = batch.ids.clone(), batch.numbers.clone(), torch.get_rng_state()
     for kind in ALL:
@@ -247,7 +238,7 @@ def test_nothing_is_left_behind(task):
 
 @pytest.fixture(scope="module")
 def ragged():
-    """A list, a vector and a number with gaps matter; the same kinds without meaning stand beside them."""
+    """A list, a vector and a number with gaps matter, beside useless ones of the same kinds."""
     rng, rows = np.random.default_rng(2), 5000
     lengths = rng.integers(0, 5, (rows, 2))
     tags, words = (
@@ -257,9 +248,8 @@ def ragged():
     age, hour = rng.normal(size=(2, rows))
     gone, lost = rng.random((2, rows)) < 0.3
     worth = np.array([sum(np.cos(2 * int(tag)) for tag in row) for row in tags])
-    chance = 1 / (
-        1 + np.exp(-(2 * worth + taste @ np.array([2, -1, 0, 0]) + 2.5 * gone))
-    )  # the gap itself matters
+    log_odds = 2 * worth + taste @ np.array([2, -1, 0, 0]) + 2.5 * gone  # the gap itself matters
+    chance = 1 / (1 + np.exp(-log_odds))
     vector = pl.Array(pl.Float32, 4)
     frame = pl.DataFrame(
         {
@@ -304,11 +294,12 @@ def test_a_missing_package_is_named_with_its_cure(method, package, name, narrow,
 
 def test_settings_that_cannot_be_used_are_refused():
     for kind in ALL:
-        with pytest.raises(tl.TorchleapError, match="rows must be at least 2, but is 1"):
+        with pytest.raises(
+            tl.TorchleapError, match="rows must be a whole number of at least 2 or None, but is 1"
+        ):
             kind(rows=1)
-    with pytest.raises(
-        tl.TorchleapError, match="folds must be .* but is 1; smoothing must be above 0, but is 0"
-    ):
+    sentence = "folds must be .* at least 2, but is 1; smoothing must be .* above 0, but is 0"
+    with pytest.raises(tl.TorchleapError, match=sentence):
         Lasso(folds=1, smoothing=0)
 
 

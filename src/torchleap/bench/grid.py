@@ -30,7 +30,7 @@ PUBLISHED = (  # the methods of the paper's table, in its order
 )
 ALSO: dict[str, Method] = {
     # a tenth of the validation rows is 1 % of all rows, as in the paper
-    "permutation_sample": Permutation(share=0.1)
+    "permutation_sample": Permutation(fraction=0.1)
 }
 REFERENCE = "none"  # all fields, without a search
 LISTS = ("data", "methods", "models", "shares")

@@ -105,7 +105,7 @@ class RoiTrial(SearchTrial):
         self, found: DataSet, state: Path, lent: _Full, full: RetrainResult
     ) -> dict[str, Any]:
         """Return the result of the search; a method that needs a plain model is lent one."""
-        if not self.method.asks_trained:
+        if not self.method.uses_trained_model:
             return super().run(found, state)
         folder = make_folder(state / "search")
         if not (folder / "0.pt").exists():

@@ -1,4 +1,8 @@
-"""What every method has in common: settings, and one method that turns a search into scores by field."""
+"""The parts that all methods share: a search to work in, and one call that returns scores.
+
+A new method is a file beside this one with a frozen dataclass of its settings, whose
+`score(search)` returns a number for each field, and one line in `METHODS`.
+"""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -13,18 +17,25 @@ from ..data.task import Batch, Batches, Task
 from ..models import Backbone, Ranker, build
 from ..training.fit import Hook, Run, Training, TrainingError, fit
 
-Scores = dict[str, float]  # by field, in their order; the higher the better
+Scores = dict[str, float]  # by field, in their order; higher is better
 
 
 @dataclass
 class Search:
-    """What a method works with: the task, a backbone, and how to train it.
+    """The task, the backbone and the training that a method works with.
 
     Attributes:
+        task: The rows and their fields.
+        backbone: The kind of model.
+        training: How models are trained.
+        seed: The seed of everything random.
         callbacks: Hooks that only watch, for every training run.
-        checkpoints: A folder; the training runs of this search are saved there and go on from there, also finished ones.
-        history: What the training runs of this search have recorded.
+        checkpoints: The folder in which the training runs of this search are saved; each resumes
+            from there, finished ones included. None saves nothing.
+        history: The records of all training runs so far.
+        runs: The number of training runs so far.
         trained: The model that was trained last, with its best weights.
+        last_run: The training run of that model.
     """
 
     task: Task
@@ -36,25 +47,39 @@ class Search:
     history: list[dict[str, float]] = field(default_factory=list)
     runs: int = 0
     trained: nn.Module | None = None
-    last_run: Run | None = None  # of that model
+    last_run: Run | None = None
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Return the number of training steps in an epoch."""
+        return self.training.steps_per_epoch(len(self.task.train))
+
+    @property
+    def planned_steps(self) -> int:
+        """Return the number of training steps at most."""
+        return self.training.planned_steps(len(self.task.train))
 
     def model(self) -> Ranker:
-        """A fresh model, the same for the same seed."""
+        """Return a fresh model, the same for the same seed."""
         torch.manual_seed(self.seed)
         return build(self.backbone, self.task)
 
     def fit(self, model: nn.Module, *hooks: Hook, training: Training | None = None) -> Run:
-        """Train a model with the hooks of a method, for the settings of the search or for others."""
-        path = None if self.checkpoints is None else self.checkpoints / f"{self.runs}.pt"
-        every = (
-            *hooks,
-            *self.callbacks,
-        )  # callbacks last: they see what the hooks have added to a record
+        """Train a model and add the records of the run to the history.
+
+        Args:
+            model: The model, which is changed in place.
+            hooks: The hooks of a method; callbacks see the values that they add to a record.
+            training: Other settings than those of the search; None takes those.
+        """
+        path = None
+        if self.checkpoints is not None:
+            path = self.checkpoints / f"{self.runs}.pt"
         run = fit(
             model,
             self.task,
             training or self.training,
-            hooks=every,
+            hooks=(*hooks, *self.callbacks),
             checkpoint=path,
             keep_checkpoint=True,
         )
@@ -65,52 +90,62 @@ class Search:
         return run
 
     def by_field(self, values: Tensor) -> Scores:
-        """Numbers of the fields, in their order, by name."""
+        """Return one number for each field by name, (F,) -> F scores."""
         return dict(zip(self.task.fields.names, values.detach().double().tolist(), strict=True))
 
     def column_field(self) -> Tensor:
-        """The field of each column of the model's input, (D,)."""
+        """Return the position of the field of each column of the model's input, (D,)."""
         widths = torch.tensor(self.task.fields.widths)
         return torch.arange(len(widths)).repeat_interleave(widths)
 
 
 @dataclass(frozen=True)
 class Method:
-    """A way to score fields; each is a frozen dataclass of its settings.
+    """A way to score fields: a frozen dataclass of its settings.
 
     Attributes:
-        asks_trained: Whether its first training is that of a plain model, which it then asks; another method's can serve.
+        uses_trained_model: Whether its first training run is that of a plain model, which it then
+            examines; a model that was trained for another method can take its place.
     """
 
-    asks_trained: ClassVar[bool] = False
+    uses_trained_model: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         check_settings(self)
 
     def score(self, search: Search) -> Scores:
-        """The scores of all fields; the higher, the more it is worth to keep."""
+        """Return the scores of all fields; the higher, the more a field is worth keeping."""
         raise NotImplementedError
 
 
 def put_before_net(model: Ranker, layer: nn.Module) -> None:
-    """Let a layer see and change all fields side by side, (B, D) -> (B, D), before the backbone's network does."""
+    """Insert a layer in front of the network of a model, where all fields lie side by side.
+
+    Args:
+        model: The model, which is changed in place.
+        layer: The layer, (B, D) -> (B, D).
+    """
     model.net = nn.Sequential(layer, model.net)
 
 
 def valid_batches(search: Search) -> Batches:
-    """Shuffled batches of validation rows, for gates that learn from rows that the model does not train on."""
+    """Return shuffled batches of validation rows, for gates that learn from held-out rows."""
     rows = search.task.valid
-    return rows.batches(
-        min(search.training.batch, len(rows)), shuffle=True, seed=search.seed, together=True
-    )
+    size = min(search.training.batch, len(rows))
+    return rows.batches(size, shuffle=True, seed=search.seed, together=True)
 
 
 def without_end(batches: Batches) -> Iterator[Batch]:
-    """Epoch after epoch; a batch of one row, which cannot be shuffled or normalised, is left out."""
+    """Yield batches epoch after epoch.
+
+    A batch of one row, which can be neither shuffled nor normalised, is left out.
+    """
     if len(batches.rows) < 2 or not len(batches):
-        of = f" on each of {batches.shard[1]} ranks" if batches.shard[1] > 1 else ""
+        ranks = batches.shard[1]
+        where = f" on each of {ranks} ranks" if ranks > 1 else ""
         raise TrainingError(
-            f"Expected at least two validation rows for the gates to learn from{of}, but found {len(batches.rows)} in all."
+            f"Expected at least two validation rows for the gates to learn from{where}, "
+            f"but found {len(batches.rows)} in all."
         )
     while True:
         yield from (batch for batch in batches if len(batch) > 1)

@@ -4,7 +4,6 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from torch import Tensor, nn
-from torch.nn.functional import binary_cross_entropy_with_logits
 
 from ..gates.settings import Divergence
 from ..gates.trainer import GateTrainer
@@ -58,11 +57,11 @@ class LeAPMethod(Method):
             divergence=self.divergence,
             normalize=self.normalize,
             adaptive=self.adaptive,
-            warmup=int(self.warmup * steps_of(search) * batches_per_step),
+            warmup=int(self.warmup * search.steps_per_epoch * batches_per_step),
             seed=search.seed,
         )
         trainer = plugin.trainer(
-            steps=planned_steps(search),
+            steps=search.planned_steps,
             strength=self.strength,
             lr=self.lr or None,
             optimism=self.optimism,
@@ -87,17 +86,6 @@ class LeAPBaseMethod(LeAPMethod):
     adaptive: bool = False
 
 
-def steps_of(search: Search) -> int:
-    """Return the number of steps in an epoch."""
-    return -(-len(search.task.train) // search.training.batch)
-
-
-def planned_steps(search: Search) -> int:
-    """Return the number of steps in the complete training, at most."""
-    steps = search.training.epochs * steps_of(search)
-    return min(steps, search.training.steps or steps)
-
-
 class GateSteps(Hook):
     """Train the gates beside the model, after each of its steps.
 
@@ -109,6 +97,7 @@ class GateSteps(Hook):
 
     def __init__(self, trainer: GateTrainer, search: Search, *, on_train: bool) -> None:
         self.trainer = trainer
+        self.objective = search.task.objective
         self.on_train = on_train
         self.batches = valid_batches(search)
         self.valid = without_end(self.batches)
@@ -130,9 +119,7 @@ class GateSteps(Hook):
             self.trainer.step()
             return
         batch = next(self.valid)
-        self.trainer.step(
-            lambda: binary_cross_entropy_with_logits(run.model(*batch.inputs), batch.label)
-        )
+        self.trainer.step(lambda: self.objective.loss(run.model(*batch.inputs), batch.label))
 
     def after_eval(self, run: Run, record: dict[str, float]) -> None:
         """Add the gates to the record."""
