@@ -1,6 +1,6 @@
 """Count how a source tree reads: its rooms, density, docstrings, lengths, and words to avoid.
 
-    python benchmarks/readability.py                                  src/torchleap and docs/ beside it
+    python benchmarks/readability.py                           src/torchleap and docs/ beside it
     python benchmarks/readability.py --against /other/src/torchleap   two columns
     python benchmarks/readability.py .venv/lib/python3.12/site-packages/opacus
 
@@ -71,7 +71,9 @@ def count(path: Path) -> dict[str, str]:
         "conditional expressions per 100 lines": f"{len(conditionals) / hundreds:.1f}",
         "chained conditional expressions": f"{sum(map(is_chained, conditionals)):,}",
         "docstring share of lines": f"{documented / hundreds:.1f} %",
-        "function length without docstring, median / max": f"{statistics.median(lengths):g} / {max(lengths)}",
+        "function length without docstring, median / max": (
+            f"{statistics.median(lengths):g} / {max(lengths)}"
+        ),
         f"files over {LONG_FILE} lines": f"{sum(size > LONG_FILE for size in sizes)}",
         "statements after ; or : on a line": f"{sum(map(crowded, trees)):,}",
     }
@@ -142,7 +144,7 @@ def words(path: Path) -> Counter[str]:
 
 
 def prose(path: Path) -> Iterator[Path]:
-    """Yield the source files below `path`, and README.md and docs/*.md of the checkout around it."""
+    """Yield the source files below `path`, and README.md and docs/*.md of its checkout."""
     for ending in ("*.py", "*.c", "*.js", "*.html"):
         yield from sources(path, ending)
     for root in (path.parent, path.parent.parent):

@@ -1,4 +1,4 @@
-"""torchleap finds out, during ordinary training, which input fields a deep ranking model can do without."""
+"""Find out, during ordinary training, which input fields a deep ranking model can do without."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-# Imported on first use: torch takes seconds to import, and the command line answers --help without it.
+# Imported on first use: torch takes seconds to import, and --help works without it.
 _MODULES = {
     "callbacks": "callbacks",
     "data": "data",

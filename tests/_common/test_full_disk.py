@@ -1,4 +1,4 @@
-"""A full disk: every writer names the file that it could not write, leaves nothing behind, and the old file as it was."""
+"""A full disk: every writer names the file that it could not write and keeps the old one."""
 
 import errno
 import os
@@ -30,7 +30,7 @@ OLD = b"what was there before"
 
 @contextmanager
 def full_disk():
-    """Refuse to write more than a few bytes to any file, as the kernel does it; needs no privileges."""
+    """Refuse to write more than a few bytes to any file, as the kernel does it."""
     handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (LIMIT, hard))

@@ -1,4 +1,4 @@
-"""A fixed number of damaged files of every format: each is read or refused in one sentence, and nothing ends the process."""
+"""Damaged files of every format are read or refused in one sentence; none ends the process."""
 
 import pytest
 

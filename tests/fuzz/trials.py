@@ -1,4 +1,4 @@
-"""Damage files, open them, and say what happened; in a process of its own, so that an abort is counted and not fatal."""
+"""Damage files, open them and report what happened, in a process of its own that may abort."""
 
 import json
 import os
@@ -34,7 +34,7 @@ class Worker:
         self._folder.cleanup()
 
     def outcome(self, name: str, seed: int) -> tuple[str, str]:
-        """Open one damaged file: "read", "refused" or one of FINDINGS, and what is known about it."""
+        """Open one damaged file; return "read", "refused" or one of FINDINGS, and details."""
         if self._process is None:
             self._process = self._start()
         self._process.stdin.write(json.dumps([name, seed]) + "\n")
@@ -47,10 +47,8 @@ class Worker:
             outcome, told = json.loads(line)
             return outcome, told
         code = self._end()
-        return (
-            "abort",
-            f"exit code {code}: {(Path(self._folder.name) / 'messages').read_text('utf-8', 'replace')[-300:]}",
-        )
+        messages = (Path(self._folder.name) / "messages").read_text("utf-8", "replace")
+        return "abort", f"exit code {code}: {messages[-300:]}"
 
     def _start(self) -> Any:
         path = os.pathsep.join([str(ROOT), str(ROOT / "src")])
@@ -81,7 +79,7 @@ class Worker:
 
 
 def main(messages: Path) -> None:
-    """Answer each line of the input, a format and a seed, with the outcome; all else that is printed goes to a file."""
+    """Answer each line of the input, a format and a seed, with the outcome."""
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     healthy: dict[str, Path] = {}
     with messages.open("wb+") as printed:

@@ -1,4 +1,4 @@
-"""Watch what Python does while a hostile file is loaded: files written, code compiled, programs and sockets opened."""
+"""Watch a hostile file being loaded: files written, code compiled, programs and sockets."""
 
 import os
 import sys
@@ -78,7 +78,8 @@ def watched(*allowed: Path, code: bool = True) -> Iterator[list[str]]:
 
     Args:
         allowed: Folders in which files may be written.
-        code: Whether compiling, executing and importing counts as well; PyTorch imports a lot when it is first used.
+        code: Whether compiling, executing and importing count as well; PyTorch imports a lot
+            when it is first used.
     """
     if not _state["installed"]:
         sys.addaudithook(_hook)

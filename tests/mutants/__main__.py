@@ -1,12 +1,14 @@
-"""Make small wrong changes to copies of the source, one at a time, and report which of them no test notices.
+"""Make small wrong changes to copies of the source and report which of them no test notices.
 
     python -m tests.mutants            all of them
     python -m tests.mutants surgery    those of one package or module
 
-The exit code is 1 if more than a tenth survive, and 2 if the catalogue or the unchanged source fails.
+The exit code is 1 if more than a tenth survive, and 2 if the catalogue or the unchanged source
+fails.
 
-mutmut and cosmic-ray mutate everything they can: thousands of mutants, of which many change nothing, and none of which is a
-chosen change such as another default. Here is a fixed list, and processes that are forked after torch was imported.
+mutmut and cosmic-ray mutate everything they can: thousands of mutants, many without any effect,
+and no chosen change such as another default. This is a fixed list, run in processes that are forked
+after torch was imported.
 """
 
 import argparse
@@ -116,7 +118,7 @@ class Workshop:
             os._exit(code)
 
     def _refuse_other(self, job: Job) -> None:
-        """Raise if the tests have imported the package from another place than the copy, and so prove nothing."""
+        """Raise if the tests have imported the package from another place than the copy."""
         module = sys.modules.get(self.original.name)
         if (
             module is not None
@@ -214,14 +216,15 @@ def _preload(catalogue: Catalogue) -> None:
 
 
 def _passes_unchanged(workshop: Workshop, chosen: Sequence[Mutant]) -> bool:
-    """Return whether all tests pass on a copy of the source as it is: else a failure would show nothing."""
+    """Return whether all tests pass on an unchanged copy: else a failure would show nothing."""
     begin = time.monotonic()
     for job in workshop.run(
         [(None, tests) for tests in dict.fromkeys(mutant.tests for mutant in chosen)]
     ):
         if job.outcome != "survived":
             print(
-                f"The tests fail on the unchanged source: {' '.join(job.tests)}\n{job.log.read_text()[-3000:]}"
+                f"The tests fail on the unchanged source: {' '.join(job.tests)}\n"
+                f"{job.log.read_text()[-3000:]}"
             )
             return False
     print(f"The tests pass on the unchanged source, {time.monotonic() - begin:.0f} s.")
@@ -240,7 +243,8 @@ def _report(workshop: Workshop, chosen: Sequence[Mutant]) -> int:
         row[job.outcome] += 1
         if job.outcome != "killed":
             print(
-                f"{job.outcome}: {job.mutant.file}: {job.mutant.why}\n  - {job.mutant.old}\n  + {job.mutant.new}"
+                f"{job.outcome}: {job.mutant.file}: {job.mutant.why}\n"
+                f"  - {job.mutant.old}\n  + {job.mutant.new}"
             )
         if job.outcome == "error":
             print(job.log.read_text()[-2000:])
@@ -249,7 +253,8 @@ def _report(workshop: Workshop, chosen: Sequence[Mutant]) -> int:
     total = _print_table(counts)
     share = total["survived"] / len(chosen)
     print(
-        f"{total['survived']} of {len(chosen)} survived, {share:.1%}; {time.monotonic() - begin:.0f} s."
+        f"{total['survived']} of {len(chosen)} survived, {share:.1%}; "
+        f"{time.monotonic() - begin:.0f} s."
     )
     return 2 if total["error"] else int(share > ALLOWED)
 

@@ -1,4 +1,4 @@
-"""The catalogue of mutants: small wrong changes to the source, each of which some test must notice."""
+"""The catalogue of mutants: small wrong changes to the source that some test must notice."""
 
 import ast
 import tomllib
@@ -41,7 +41,7 @@ class Mutant:
         return "it changes nothing" if self.old == self.new else None
 
     def applied(self, package: Path) -> str:
-        """Return the changed file; raises SyntaxError where it is not valid Python, which every test would notice."""
+        """Return the changed file; raises SyntaxError where it is not valid Python."""
         source = (package / self.file).read_text(encoding="utf-8").replace(self.old, self.new)
         ast.parse(source, filename=self.file)
         return source
@@ -65,8 +65,8 @@ class Catalogue:
 def load(folder: Path) -> Catalogue:
     """Read `settings.toml` and every other TOML file in a folder.
 
-    `settings.toml` gives the package, the modules to import beforehand, and the tests of each file. The other files hold
-    lists of `[[mutant]]`; one that names no tests has those of its file.
+    `settings.toml` gives the package, the modules to import beforehand, and the tests of each
+    file. The other files hold lists of `[[mutant]]`; one that names no tests has those of its file.
     """
     settings = tomllib.loads((folder / "settings.toml").read_text(encoding="utf-8"))
     mutants = []

@@ -1,9 +1,9 @@
-"""Draw mutants at random, so that the share of survivors is not that of changes chosen with the tests in mind.
+"""Draw mutants at random, so that the survivors are not those of changes chosen by hand.
 
-    python -m tests.mutants.draw gates.py 8 --seed 1 >> tests/mutants/drawn.toml
+    python -m tests.mutants.draw gates/leap.py 8 --seed 1 >> tests/mutants/drawn.toml
 
-prints 8 changes of the file: a comparison that includes its limit or not, `and` for `or`, `+` for `-`, another number, and
-the like. One that provably changes no result is taken out of the list again; `drawn.toml` says why.
+prints 8 changes of the file: a comparison that includes its limit or not, `and` for `or`, `+` for
+`-`, another number, and the like. One that provably changes no result is taken out of the list again; `drawn.toml` says why.
 """
 
 import argparse
@@ -94,7 +94,7 @@ def changes(source: str) -> list[Change]:
 
 
 def _spoken(tree: ast.AST) -> Iterator[ast.expr]:
-    """Walk over the expressions whose value matters: not messages, types, `strict=`, or how an object is printed."""
+    """Walk over the expressions whose value matters: not messages, types or `strict=`."""
     types = [getattr(tree, "returns", None), getattr(tree, "annotation", None)]
     if (
         isinstance(tree, ast.Call)
@@ -124,7 +124,7 @@ def _between(source: str, start: int, end: int, kind: ast.AST) -> list[Change]:
 
 
 def entry(source: str, change: Change) -> tuple[str, str]:
-    """Return the old and the new text of the lines around a change, as many as make the old text unique."""
+    """Return the old and new text of the lines around a change, enough to be unique."""
     start, end, new = change
     first, last = source.rfind("\n", 0, start) + 1, source.find("\n", end)
     while source.count(source[first:last]) > 1:

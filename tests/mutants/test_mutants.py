@@ -1,4 +1,4 @@
-"""The tool behind `make mutants`: its list applies to the source as it is, and it reports changes that nobody notices."""
+"""The tool behind `make mutants`: its list applies to the source, and survivors are reported."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""Random fields with scores for property tests: few values, so that ties, groups and protection meet."""
+"""Random fields with scores for property tests: few values, so that there are ties."""
 
 from hypothesis import strategies as st
 

@@ -1,4 +1,4 @@
-"""Rule: how many fields a selection keeps, by a threshold, a share, a number of dimensions or a cost.
+"""Rule: how many fields a selection keeps, by a threshold, a share, dimensions or a cost.
 
 A new rule is one class, and one line each in `RULES` and `Limits`.
 """
@@ -15,7 +15,7 @@ from .rank import Group
 
 
 class Limits(TypedDict, total=False):
-    """The keyword form of a rule, such as `select(..., share=0.5)`; None is the same as leaving it out."""
+    """The keyword form of a rule, such as `select(..., share=0.5)`; None is no limit."""
 
     threshold: float | None
     share: float | None
