@@ -5,6 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import torchleap
+
 SOURCE = Path(__file__).parent.parent / "src" / "torchleap"
 ROOMS = (
     "_common",
@@ -31,7 +33,6 @@ ROOMS = (
     "__init__",
 )
 
-
 HEAVY = {
     "sklearn",
     "rich",
@@ -53,12 +54,12 @@ def imported_rooms(path):
     """The rooms that a file imports from, whatever the number of dots."""
     depth = len(path.relative_to(SOURCE).parts)
     for node in ast.walk(ast.parse(path.read_text())):
-        if (
-            isinstance(node, ast.ImportFrom) and node.level == depth
-        ):  # relative to the package itself
-            yield from (
-                [node.module.split(".")[0]] if node.module else [alias.name for alias in node.names]
-            )
+        if not isinstance(node, ast.ImportFrom) or node.level != depth:
+            continue  # not relative to the package itself
+        if node.module:
+            yield node.module.split(".")[0]
+        else:
+            yield from (alias.name for alias in node.names)
 
 
 def test_a_module_imports_only_from_rooms_above_it():
@@ -86,6 +87,12 @@ def test_the_library_never_prints_or_evaluates():
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
                 assert node.func.id not in {"print", "eval", "exec", "input"}, path
+
+
+def test_every_public_name_is_listed_and_can_be_imported():
+    for name in torchleap.__all__:
+        assert getattr(torchleap, name) is not None
+    assert set(torchleap._NAMES) | set(torchleap._MODULES) <= set(torchleap.__all__)
 
 
 def test_every_departure_from_the_paper_is_marked():
