@@ -16,6 +16,12 @@ def blocks(path, language):
     return re.findall(rf"```{language}\n(.*?)```", (ROOT / path).read_text(), flags=re.DOTALL)
 
 
+def printed_blocks(path):
+    """Return the blocks of text that follow a block of Python: the output that a page promises."""
+    pattern = r"```python\n[^`]*```\n\n```text\n(.*?)```"
+    return re.findall(pattern, (ROOT / path).read_text(), flags=re.DOTALL)
+
+
 def tolerance(cell):
     """Return the difference of a fraction or a gate that no reader would notice."""
     if cell.endswith("%"):
@@ -70,8 +76,10 @@ def test_readme(monkeypatch, tmp_path, capsys):
 )
 def test_docs(path, monkeypatch, tmp_path, capsys):
     assert blocks(path, "python")
-    namespace, _ = run(path, monkeypatch, tmp_path, capsys)
+    namespace, printed = run(path, monkeypatch, tmp_path, capsys)
     assert "plugin" in namespace or "task" in namespace
+    for promised in printed_blocks(path):
+        assert promised in printed
 
 
 def test_the_page_about_surgery_adds_a_rule(monkeypatch, tmp_path, capsys):
