@@ -1,4 +1,4 @@
-"""decide: from a task to a smaller model with the evidence; it goes on where it was killed."""
+"""decide: from a task to a smaller model with the evidence; it resumes where it was killed."""
 
 import copy
 import json
@@ -13,65 +13,30 @@ import torch
 import torchleap as tl
 from torchleap.methods import LeAPMethod
 from torchleap.objectives import METRICS, Difference
-from torchleap.pipeline import evidence, prune
+from torchleap.pipeline import evidence
 from torchleap.pipeline.checkpoint import forget
 from torchleap.pipeline.decide import decide
 from torchleap.pipeline.retrain import suited_batch
 from torchleap.pipeline.serve import Served
 from torchleap.selection import Selection
+from torchleap.training import finetune
 from torchleap.training.fit import Hook, Training, TrainingError, evaluate
 
 from ..training.test_fit import KINDS, clicks
 from .test_search import KilledError
 
 TRAINING = Training(batch=96, epochs=4, patience=4, lr=1e-2, checkpoint_steps=5)
-GATES = LeAPMethod(optimism=0.0)  # 80 steps are too few to tell what is memorised
+GATES = LeAPMethod(optimism=0.0)  # in 80 steps nothing is memorised
 COLUMNS = {**KINDS, "size": "numeric"}
 KEYS = {
-    *(
-        "format",
-        "kind",
-        "title",
-        "created",
-        "command",
-        "versions",
-        "machine",
-        "task",
-        "method",
-        "settings",
-        "model",
-    ),
-    *(
-        "model_settings",
-        "training",
-        "seed",
-        "rule",
-        "fields",
-        "trajectories",
-        "history",
-        "curve",
-        "metrics",
-        "savings",
-        "cuts",
-    ),
-    *("notes", "seconds", "findings", "undecided", "known_metrics"),
-}
+    *("format", "kind", "title", "created", "command", "versions", "machine", "settings"),
+    *("task", "method", "model", "model_settings", "training", "seed", "rule", "fields"),
+    *("trajectories", "history", "curve", "metrics", "known_metrics", "savings", "cuts", "notes"),
+    *("seconds", "findings", "undecided"),
+}  # fmt: skip
 FIELD_KEYS = {
-    *(
-        "name",
-        "width",
-        "cost",
-        "protected",
-        "group",
-        "kind",
-        "sparsity",
-        "missing",
-        "bytes",
-        "divergence",
-        "price",
-        "score",
-    ),
-    *("kept", "role", "ids"),
+    *("name", "width", "cost", "protected", "group", "kind", "sparsity", "missing", "bytes"),
+    *("divergence", "price", "score", "kept", "role", "ids"),
 }
 
 
@@ -107,7 +72,7 @@ def decision(request):
     return request.getfixturevalue(f"by_{request.param}")
 
 
-def test_useful_fields_stay_and_noise_goes(by_leap, by_permutation):
+def test_useful_fields_are_kept_and_noise_is_dropped(by_leap, by_permutation):
     assert {"item", "price"} <= set(by_leap.selection.kept) <= {"item", "price", "user"}
     assert by_permutation.selection.kept == ("item", "price")
     assert by_leap.record["rule"] == {"threshold": 0.5}
@@ -118,7 +83,7 @@ def positives(task, part):
     return int(getattr(task, part).label.sum())
 
 
-def test_the_record_is_plain_json_and_whole(decision):
+def test_the_record_is_complete_plain_json(decision):
     record = decision.record
     assert json.loads(json.dumps(record, allow_nan=False)).keys() == record.keys() == KEYS
     assert all(set(field) == FIELD_KEYS for field in record["fields"])
@@ -147,7 +112,7 @@ def test_the_record_is_plain_json_and_whole(decision):
     assert not record["rule"].keys() & record["settings"].keys()
 
 
-def test_gates_are_recorded_look_by_look(by_leap, by_permutation):
+def test_gates_are_recorded_at_each_evaluation(by_leap, by_permutation):
     found = by_leap.record["trajectories"]
     assert found["steps"] == [20, 40, 60, 80]
     assert {name: gates[-1] for name, gates in found["gates"].items()} == pytest.approx(
@@ -159,13 +124,13 @@ def test_gates_are_recorded_look_by_look(by_leap, by_permutation):
     )
 
 
-def test_prices_are_of_gates_and_roles_of_those_who_know(by_leap, by_permutation):
+def test_only_gates_have_prices_and_only_known_fields_have_roles(by_leap, by_permutation):
     assert all(field["price"] > 0 for field in by_leap.record["fields"])
     assert all(field["price"] is None for field in by_permutation.record["fields"])
     assert [field["role"] for field in by_leap.record["fields"]] == ["useful", None, None, "noise"]
 
 
-def test_the_curve_begins_with_the_model_as_it_is_and_masks_the_worst_first(
+def test_the_curve_begins_with_the_unmasked_model_and_masks_the_worst_first(
     task, by_leap, by_permutation
 ):
     searched = tl.search(task, model="mlp", method=GATES, training=TRAINING).model
@@ -209,7 +174,7 @@ def test_metrics_are_of_both_models_on_test_rows(task, decision):
     assert change["interval"][0] < change["value"] < change["interval"][1]
 
 
-def test_what_is_saved_scores_the_original_rows_as_the_record_says(decision, tmp_path):
+def test_a_saved_result_scores_the_original_rows_as_the_record_reports(decision, tmp_path):
     decision.save(tmp_path)
     expected = {
         "selection.json",
@@ -240,7 +205,7 @@ def test_what_is_saved_scores_the_original_rows_as_the_record_says(decision, tmp
 
 @pytest.fixture
 def quick():
-    """Decisions that cost no training of their own: scores by lot, one epoch."""
+    """Return decisions by random scores after one epoch, which take little time."""
     training = replace(TRAINING, epochs=1)
     return lambda task, **settings: decide(
         task, model="mlp", method="random", training=training, **settings
@@ -274,7 +239,7 @@ def test_each_rule(task, quick, rule, holds):
     }
 
 
-def test_protected_fields_stay_and_are_never_masked(task):
+def test_protected_fields_are_kept_and_never_masked(task):
     found = decide(
         task.priced(protect=["size", "user"]),
         model="mlp",
@@ -286,7 +251,7 @@ def test_protected_fields_stay_and_are_never_masked(task):
     assert [f["protected"] for f in found.record["fields"]] == [False, False, True, True]
 
 
-def test_when_all_fields_are_protected_nothing_goes(task, quick):
+def test_when_all_fields_are_protected_nothing_is_dropped(task, quick):
     found = quick(task.priced(protect=task.fields.names), share=0.5)
     assert found.selection.dropped == ()
     assert len(found.record["curve"]["points"]) == 1
@@ -331,13 +296,13 @@ def without_time(record):
         for name, value in copy.deepcopy(record).items()
         if name not in ("seconds", "created", "savings")
     }
-    for look in kept["history"]:
-        look["seconds"] = 0
+    for entry in kept["history"]:
+        entry["seconds"] = 0
     return kept
 
 
 @pytest.mark.parametrize("number", [0, 1, 2], ids=["all fields", "search", "fine-tuning"])
-def test_a_killed_decision_goes_on_to_the_same_end(task, by_leap, tmp_path, number):
+def test_a_killed_decision_resumes_to_the_same_end(task, by_leap, tmp_path, number):
     folder, roles = tmp_path / "state", {"item": "useful", "size": "noise"}
 
     def go(**more):
@@ -362,7 +327,7 @@ def test_a_killed_decision_goes_on_to_the_same_end(task, by_leap, tmp_path, numb
     assert not folder.exists()
 
 
-def test_another_method_goes_on_as_well(task, by_permutation, tmp_path):
+def test_another_method_resumes_as_well(task, by_permutation, tmp_path):
     def go(**more):
         return decide(
             task,
@@ -380,7 +345,7 @@ def test_another_method_goes_on_as_well(task, by_permutation, tmp_path):
     assert again.record["metrics"] == by_permutation.record["metrics"]
 
 
-def test_what_was_trained_serves_another_rule_but_no_other_settings(task, tmp_path):
+def test_a_checkpoint_serves_another_rule_but_not_other_settings(task, tmp_path):
     class Count(Hook):
         steps = 0
 
@@ -425,7 +390,7 @@ def test_what_was_trained_serves_another_rule_but_no_other_settings(task, tmp_pa
         go()
 
 
-def test_only_what_was_saved_is_removed(task, quick, tmp_path):
+def test_only_checkpoints_are_removed(task, quick, tmp_path):
     (tmp_path / "mine.txt").write_text("mine")
     quick(task, checkpoint=tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
@@ -444,28 +409,41 @@ def test_only_what_was_saved_is_removed(task, quick, tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
 
 
-@pytest.mark.parametrize(
-    ("metric", "factor"), [("auc", 0.0), ("log_loss", 50.0)]
-)  # the last one leaves the AUC as it is
+@pytest.mark.parametrize(("metric", "factor"), [("auc", 0.0), ("log_loss", 50.0)])
 def test_fine_tuning_never_leaves_the_model_worse(task, monkeypatch, metric, factor):
-    cuts, fit = [], prune.fit
+    """A factor of 50 makes the log loss worse, but leaves the AUC as it is."""
+    cuts, fit = [], finetune.fit
 
     def ruin(model, *rest, **more):
         cuts.append(copy.deepcopy(model))
         run = fit(model, *rest, **more)
+        *_, last = [layer for layer in model.modules() if isinstance(layer, torch.nn.Linear)]
         with torch.no_grad():
-            for parameter in [
-                layer for layer in model.modules() if isinstance(layer, torch.nn.Linear)
-            ][-1].parameters():
+            for parameter in last.parameters():
                 parameter.mul_(factor)
+        run.best_metric = METRICS[metric].gain(evaluate(model, task.valid)[metric])
         return run
 
-    monkeypatch.setattr(prune, "fit", ruin)
-    found = decide(
-        task, model="mlp", training=replace(TRAINING, metric=metric, epochs=1), share=0.5
-    )
+    monkeypatch.setattr(finetune, "fit", ruin)
+    training = replace(TRAINING, metric=metric, epochs=1)
+    found = decide(task, model="mlp", training=training, share=0.5)
     (cut,) = cuts
     assert evaluate(found.model, task.valid) == evaluate(cut, task.valid)
+
+
+@pytest.mark.parametrize("method", [GATES, "permutation"], ids=["leap", "permutation"])
+def test_fine_tuning_continues_the_optimizers_of_the_model_that_is_pruned(
+    task, monkeypatch, method
+):
+    runs = []
+    carry_over = finetune.carry_over
+    monkeypatch.setattr(
+        finetune, "carry_over", lambda *given: runs.append(given[0]) or carry_over(*given)
+    )
+    training = replace(TRAINING, epochs=1)
+    decide(task, model="mlp", method=method, training=training, share=0.5)
+    assert runs
+    assert all(optimizer.state for optimizer in runs)
 
 
 def test_seeds_differ_and_repeat(task, quick):
@@ -475,17 +453,17 @@ def test_seeds_differ_and_repeat(task, quick):
     assert first.record["seed"] == first.record["training"]["seed"] == 1
 
 
-def test_a_small_time_limit_still_ends_with_a_whole_record(task):
+def test_a_small_time_limit_still_ends_with_a_complete_record(task):
     found = decide(task, model="mlp", training=replace(TRAINING, epochs=1000), time_limit=1e-3)
     assert found.record.keys() == KEYS
     assert json.dumps(found.record, allow_nan=False)
     assert len(found.record["history"]) == 1
 
 
-def test_stages_are_told(task, quick):
-    told = []
-    quick(task, share=0.5, on_stage=told.append)
-    assert told == [
+def test_stages_are_announced_in_their_order(task, quick):
+    announced = []
+    quick(task, share=0.5, on_stage=announced.append)
+    assert announced == [
         "training with all fields",
         "searching",
         "preparing",
@@ -608,16 +586,29 @@ def test_where_the_rows_are_too_few_nothing_is_dropped_without_a_rule():
     assert by_rule.record["undecided"] is None
 
 
-def test_positives_and_findings_are_recorded(task):
-    finding = {"kind": "leak", "column": "item", "text": "tells the label", "cure": "Leave it out."}
+def test_positives_findings_source_and_command_are_recorded(task):
+    finding = {
+        "kind": "leak",
+        "column": "item",
+        "text": "gives the label away",
+        "cure": "Leave it out.",
+    }
     found = decide(
-        task, model="mlp", training=replace(TRAINING, epochs=1), share=0.5, findings=[finding]
+        task,
+        model="mlp",
+        training=replace(TRAINING, epochs=1),
+        share=0.5,
+        findings=[finding],
+        source="clicks.csv",
+        command="torchleap select clicks.csv",
     )
     assert found.record["findings"] == [finding]
+    assert found.record["task"]["source"] == "clicks.csv"
+    assert found.record["command"] == "torchleap select clicks.csv"
     assert found.record["task"]["positives"]["test"] == int(task.test.label.sum())
 
 
-def test_weird_names_come_through(tmp_path):
+def test_weird_names_survive(tmp_path):
     names = {"price": "gate_", "user": "a,b=<script>", "item": "[red]it/em.é", "size": " "}
     weird = rows(800).rename(names)
     columns = {names[name]: kind for name, kind in COLUMNS.items()}

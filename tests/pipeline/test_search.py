@@ -1,4 +1,4 @@
-"""One call from a task to scores, and one from a selection to a fresh model; both go on where they were killed."""
+"""search scores fields and retrain trains a fresh model; both resume where they were killed."""
 
 from dataclasses import fields, replace
 
@@ -37,8 +37,8 @@ class KillAt(Hook):
 @pytest.mark.parametrize(
     "name", ["leap", "autofield", "lpfs", "optfs", "deep_lasso", "adafs", "stg"]
 )
-def test_a_killed_search_goes_on_to_the_same_scores(task, tmp_path, name):
-    whole = tl.search(task, method=name, model="mlp", training=TRAINING, seed=3)
+def test_a_killed_search_resumes_to_the_same_scores(task, tmp_path, name):
+    undisturbed = tl.search(task, method=name, model="mlp", training=TRAINING, seed=3)
     folder = tmp_path / "search"
     with pytest.raises(KilledError):
         tl.search(
@@ -52,15 +52,15 @@ def test_a_killed_search_goes_on_to_the_same_scores(task, tmp_path, name):
         )
     assert {path.name for path in folder.iterdir()} == {"0.pt", "search.txt"}
     again = tl.search(task, method=name, model="mlp", training=TRAINING, seed=3, checkpoint=folder)
-    assert again.scores == whole.scores
+    assert again.scores == undisturbed.scores
     without_time = [
-        [{**record, "seconds": 0} for record in result.history] for result in (again, whole)
+        [{**record, "seconds": 0} for record in result.history] for result in (again, undisturbed)
     ]
     assert without_time[0] == without_time[1]
     assert not folder.exists()
 
 
-def test_a_search_of_another_method_is_not_gone_on_with(task, tmp_path):
+def test_a_search_of_another_method_is_not_resumed(task, tmp_path):
     with pytest.raises(KilledError):
         tl.search(
             task,
@@ -99,15 +99,15 @@ def test_callbacks_see_what_a_method_records(task):
     assert {"gate_item", "gate_price", "gate_user", "train_loss", "lr"} <= set(result.history[0])
 
 
-def test_a_killed_retraining_goes_on(task, tmp_path):
-    whole = tl.retrain(task, training=TRAINING, seed=1)
+def test_a_killed_retraining_resumes(task, tmp_path):
+    undisturbed = tl.retrain(task, training=TRAINING, seed=1)
     with pytest.raises(KilledError):
         tl.retrain(
             task, training=TRAINING, seed=1, callbacks=[KillAt(20)], checkpoint=tmp_path / "run.pt"
         )
     assert (
         tl.retrain(task, training=TRAINING, seed=1, checkpoint=tmp_path / "run.pt").metrics
-        == whole.metrics
+        == undisturbed.metrics
     )
 
 

@@ -1,4 +1,4 @@
-"""Served: what `decide` saved scores new rows, of which it needs the kept columns alone."""
+"""Served: a saved result of `decide` scores new rows and needs the kept columns alone."""
 
 import json
 import os
@@ -13,8 +13,10 @@ import torch
 
 import torchleap as tl
 from torchleap._common.locks import held
+from torchleap._common.plain import write_json
+from torchleap.objectives import OBJECTIVES
 from torchleap.pipeline.decide import decide
-from torchleap.pipeline.serve import Served
+from torchleap.pipeline.serve import Served, _digest
 
 from .test_decide import COLUMNS, TRAINING, rows
 
@@ -38,9 +40,9 @@ def scores_of(folder, data, **settings):
 
 def test_dropped_columns_and_the_label_need_not_be_there(saved):
     folder, decision = saved
-    whole, kept = rows(1200), rows(1200).select(decision.selection.kept)
+    every, kept = rows(1200), rows(1200).select(decision.selection.kept)
     assert len(decision.selection.dropped) == 2
-    assert torch.equal(scores_of(folder, whole), scores_of(folder, kept))
+    assert torch.equal(scores_of(folder, every), scores_of(folder, kept))
     assert torch.equal(
         scores_of(folder, kept.select(reversed(kept.columns))), scores_of(folder, kept)
     )
@@ -60,18 +62,18 @@ def test_files_are_scored_as_frames_are(saved, tmp_path):
     new = rows(300, seed=5)
     new.write_parquet(tmp_path / "new.parquet")
     new.write_csv(tmp_path / "new.csv", separator="|")
-    told = []
+    reported = []
     expected = scores_of(folder, new)
     assert torch.equal(
-        scores_of(folder, tmp_path / "new.parquet", progress=lambda *done: told.append(done)),
+        scores_of(folder, tmp_path / "new.parquet", progress=lambda *done: reported.append(done)),
         expected,
     )
     assert torch.allclose(scores_of(folder, tmp_path / "new.csv", separator="|"), expected)
-    assert told[-1] == ("reading", 300, 300)
+    assert reported[-1] == ("reading", 300, 300)
 
 
 def made(count=1200):
-    """Columns of each kind, of which the first matters."""
+    """Return columns of each kind; the shop and the weight matter."""
     rng = np.random.default_rng(0)
     shop, weight = rng.integers(0, 9, count), rng.normal(size=count)
     chance = 1 / (1 + np.exp(-2 * np.sin(shop) - weight))
@@ -186,6 +188,30 @@ def test_a_damaged_layout_is_one_clear_sentence(saved, tmp_path, change, sentenc
     assert str(caught.value).endswith("Select again.")
 
 
+def linked(saved, tmp_path, content):
+    """Return a folder with another layout, whose other parts are those of a saved result."""
+    for name in ("model", "encoding"):
+        (tmp_path / name).symlink_to(saved[0] / name)
+    write_json(tmp_path / "layout.json", {**content, "result": _digest(saved[0], content)})
+    return tmp_path
+
+
+def test_the_objective_is_saved_and_results_without_one_are_binary(saved, tmp_path):
+    content = json.loads((saved[0] / "layout.json").read_text())
+    assert content.pop("objective") == "binary"
+    content.pop("result")
+    earlier = Served.load(linked(saved, tmp_path, content))
+    assert earlier.objective == Served.load(saved[0]).objective == OBJECTIVES["binary"]
+
+
+def test_an_unknown_objective_is_refused(saved, tmp_path):
+    content = json.loads((saved[0] / "layout.json").read_text())
+    content.pop("result")
+    folder = linked(saved, tmp_path, {**content, "objective": "binray"})
+    with pytest.raises(tl.DataError, match="Did you mean 'binary'.*Select again"):
+        Served.load(folder)
+
+
 def test_a_folder_without_results_is_refused(tmp_path):
     for folder in (tmp_path, tmp_path / "nothing"):
         with pytest.raises(
@@ -200,7 +226,7 @@ class Dead(BaseException):
 
 
 def killed_at(monkeypatch, folder, step):
-    """Let the process die at this change in a folder, and do nothing there afterwards: no clean-up either."""
+    """Let the process die at this change in a folder; afterwards it changes nothing there."""
     count = iter(range(10**6))
     dead = []
 

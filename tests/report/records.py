@@ -1,4 +1,4 @@
-"""Records of selections that were never made, but could have been: closing gates, wide and sparse fields, ugly names."""
+"""Synthetic records: closing gates, wide and sparse fields, and names that contain HTML."""
 
 import math
 import random
@@ -21,18 +21,8 @@ UGLY = (
 )
 THEMES = ("user", "item", "shop", "query", "context", "session", "ad", "city")
 SIGNALS = (
-    "ctr_7d",
-    "clicks_30d",
-    "price",
-    "id",
-    "age",
-    "embedding",
-    "category",
-    "hour",
-    "rating",
-    "dwell",
-    "position",
-    "brand",
+    *("ctr_7d", "clicks_30d", "price", "id", "age", "embedding"),
+    *("category", "hour", "rating", "dwell", "position", "brand"),
 )
 WIDTHS = (1, 1, 1, 4, 8, 16, 16, 32, 64, 128, 256)
 
@@ -46,16 +36,16 @@ def select_record(
     difference=(-0.0003, (-0.0011, 0.0005)),
     steps=80,
 ):
-    """A record as `torchleap select` makes it, with everything known."""
-    chance = random.Random(seed)
-    made = [_field(chance, name, place) for place, name in enumerate(_names(chance, fields, ugly))]
+    """Return a record as `torchleap select` makes it, with every part."""
+    rng = random.Random(seed)
+    made = [_field(rng, name, place) for place, name in enumerate(_names(rng, fields, ugly))]
     groups = {f["group"]: f["score"] for f in made if f["group"]}
     for field in made:
         field["score"] = groups.get(field["group"], field["score"])  # a group has one gate
     if method != "leap":
         for field in made:
             field |= {
-                "score": (field["score"] - 0.02) * chance.random() * 3e-3,
+                "score": (field["score"] - 0.02) * rng.random() * 3e-3,
                 "price": None,
                 "divergence": None,
             }
@@ -71,7 +61,7 @@ def select_record(
         "kind": "select",
         "title": f"Clicks of {fields} fields",
         "created": "2026-11-17T07:00:00",
-        "command": "torchleap select clicks.parquet --label click --out runs/clicks --method leap --seed 0 --group user_id",
+        "command": "torchleap select clicks.parquet --label click --out clicks --group user_id",
         "versions": {"torchleap": "0.1.0", "torch": "2.13.0", "python": "3.11.9"},
         "machine": "Intel Xeon, 2 cores, Linux",
         "task": {
@@ -96,9 +86,9 @@ def select_record(
         "seed": 0,
         "rule": {"threshold": 0.5} if method == "leap" else {"share": 0.5},
         "fields": made,
-        "trajectories": _trajectories(chance, made, steps) if method == "leap" else None,
-        "history": _history(chance, steps),
-        "curve": _curve(chance, made),
+        "trajectories": _trajectories(rng, made, steps) if method == "leap" else None,
+        "history": _history(rng, steps),
+        "curve": _curve(rng, made),
         "metrics": {
             "before": {"auc": 0.8312, "log_loss": 0.4410, "gauc": 0.7921},
             "after": {"auc": 0.8312 + value, "log_loss": 0.4413, "gauc": 0.7915},
@@ -128,7 +118,7 @@ def select_record(
 
 
 def selection_of(fields, *, method="leap", **rule):
-    """What the library itself selects from the fields of a record."""
+    """Return the selection of the library itself from the fields of a record."""
     keys = ("name", "width", "cost", "protected", "group")
     known = Fields(
         [Field(**{key: f[key] for key in keys if f.get(key) is not None}) for f in fields]
@@ -155,41 +145,41 @@ def _cuts(fields, total, kept):
     return [*tables, {"layer": "deep.0", **first}]
 
 
-def _names(chance, fields, ugly):
+def _names(rng, fields, ugly):
     plain = [f"{theme}_{signal}" for theme in THEMES for signal in SIGNALS]
     plain += [f"{name}_{place}" for place in range(2, 9) for name in plain]
-    chance.shuffle(plain)
+    rng.shuffle(plain)
     names = [*(UGLY[: fields // 3] if ugly else ()), *plain][:fields]
-    chance.shuffle(names)
+    rng.shuffle(names)
     return names
 
 
-def _field(chance, name, place):
-    width = chance.choice(WIDTHS)
-    sparsity = chance.choice((chance.random() * 0.4, 1 - 10 ** -chance.uniform(0.3, 3.5)))
-    useful = chance.random() < 0.4
-    score = 1 - 0.3 * chance.random() ** 4 if useful else chance.random() ** 6 * 0.9
-    divergence = math.sqrt(width * (1 - sparsity)) * chance.uniform(0.7, 1.4)
+def _field(rng, name, place):
+    width = rng.choice(WIDTHS)
+    sparsity = rng.choice((rng.random() * 0.4, 1 - 10 ** -rng.uniform(0.3, 3.5)))
+    useful = rng.random() < 0.4
+    score = 1 - 0.3 * rng.random() ** 4 if useful else rng.random() ** 6 * 0.9
+    divergence = math.sqrt(width * (1 - sparsity)) * rng.uniform(0.7, 1.4)
     return {
         "name": name,
         "width": width,
-        "kind": chance.choice(("number", "id", "list of ids")) if width > 1 else "number",
+        "kind": rng.choice(("number", "id", "list of ids")) if width > 1 else "number",
         "score": round(score, 6),
         "kept": False,
         "protected": place == 3,
         "cost": float(width),
         "group": f"pair {place // 10}" if place % 10 in (5, 6) else None,
         "sparsity": sparsity,
-        "missing": chance.choice((0.0, 0.0, chance.random() * 0.2)),
-        "ids": chance.randrange(2, 90_000) if width > 1 else None,
+        "missing": rng.choice((0.0, 0.0, rng.random() * 0.2)),
+        "ids": rng.randrange(2, 90_000) if width > 1 else None,
         "divergence": divergence,
         "price": 1e-3 * divergence,
-        "role": "useful" if useful else chance.choice(("noise", "redundant", "constant")),
-        "bytes": width * 4 * chance.randrange(1, 90_000),
+        "role": "useful" if useful else rng.choice(("noise", "redundant", "constant")),
+        "bytes": width * 4 * rng.randrange(1, 90_000),
     }
 
 
-def _trajectories(chance, fields, steps):
+def _trajectories(rng, fields, steps):
     def path(final, speed):
         start = 0.993
         return [
@@ -199,7 +189,7 @@ def _trajectories(chance, fields, steps):
                     0.0,
                     final
                     + (start - final) / (1 + math.exp((step / steps - speed) * 18))
-                    + chance.gauss(0, 0.008),
+                    + rng.gauss(0, 0.008),
                 ),
             )
             for step in range(steps)
@@ -207,11 +197,11 @@ def _trajectories(chance, fields, steps):
 
     return {
         "steps": [25 * step for step in range(steps)],
-        "gates": {f["name"]: path(f["score"], chance.uniform(0.2, 0.6)) for f in fields},
+        "gates": {f["name"]: path(f["score"], rng.uniform(0.2, 0.6)) for f in fields},
     }
 
 
-def _history(chance, steps):
+def _history(rng, steps):
     rows = []
     for step in range(0, steps, 4):
         level = 1 - math.exp(-step / steps * 5)
@@ -219,25 +209,25 @@ def _history(chance, steps):
             {
                 "step": 25 * step,
                 "seconds": step * 0.9,
-                "train_loss": 0.69 - 0.24 * level + chance.gauss(0, 0.004),
+                "train_loss": 0.69 - 0.24 * level + rng.gauss(0, 0.004),
                 "lr": 1e-3,
             }
         )
         rows[-1] |= {
-            "valid_auc": 0.55 + 0.28 * level + chance.gauss(0, 0.001),
+            "valid_auc": 0.55 + 0.28 * level + rng.gauss(0, 0.001),
             "valid_log_loss": 0.69 - 0.24 * level,
         }
     return rows
 
 
-def _curve(chance, fields):
+def _curve(rng, fields):
     order = sorted((f for f in fields if not f["protected"]), key=lambda f: (f["score"], f["name"]))
     total = sum(f["width"] for f in fields)
     points, removed = [{"fields": 0, "dims": 0, "value": 0.831}], 0
     loss = 0.0
     for count, field in enumerate(order, 1):
         removed += field["width"]
-        loss += max(0.0, field["score"]) ** 3 * 0.3 / len(fields) * 2 + chance.gauss(0, 0.0001)
+        loss += max(0.0, field["score"]) ** 3 * 0.3 / len(fields) * 2 + rng.gauss(0, 0.0001)
         points.append({"fields": count, "dims": removed, "value": 0.831 - max(0, min(loss, 0.3))})
     thin = points if len(points) < 60 else points[:: len(points) // 60] + points[-1:]
     retrained = [
@@ -259,7 +249,7 @@ def _curve(chance, fields):
 
 
 def bench_record():
-    """A small comparison of methods."""
+    """Return a small comparison of methods."""
     methods = ("leap", "permutation", "lasso", "random")
     return {
         "format": 1,
@@ -304,49 +294,30 @@ def bench_record():
 
 
 METHODS = (
-    *(
-        "leap",
-        "leap_base",
-        "permutation",
-        "shark",
-        "lasso",
-        "gradient",
-        "integrated_gradients",
-        "autofield",
-        "adafs",
-        "lpfs",
-    ),
-    *(
-        "optfs",
-        "sfs",
-        "xgboost",
-        "random_forest",
-        "mutual_information",
-        "stochastic_gates",
-        "random",
-        "all fields",
-    ),
+    *("leap", "leap_base", "permutation", "shark", "lasso", "gradient", "integrated_gradients"),
+    *("autofield", "adafs", "lpfs", "optfs", "sfs", "xgboost", "random_forest"),
+    *("mutual_information", "stochastic_gates", "random", "all fields"),
 )
 
 
 def large_bench_record():
-    """A comparison as `torchleap bench` makes it: many methods, two shares, what pruning brings, and gates over training."""
-    chance = random.Random(0)
+    """Return a comparison as `torchleap bench` makes it, with many methods and two shares."""
+    rng = random.Random(0)
     rows = [
         [
             name,
             share,
-            f"{value:.4f} ± {chance.random() / 1000:.4f}",
-            *_compared(chance, value),
+            f"{value:.4f} ± {rng.random() / 1000:.4f}",
+            *_compared(rng, value),
             "-" if name == "all fields" else place,
         ]
         for share in (0.25, 0.5)
         for place, name in enumerate(METHODS, 1)
-        for value in [0.8097 - place * 0.0011 - (0.5 - share) * 0.02 * chance.random()]
+        for value in [0.8097 - place * 0.0011 - (0.5 - share) * 0.02 * rng.random()]
     ]
     shares = (0.05, 0.1, 0.25, 0.4, 0.5, 0.75, 1.0)
     curve = [
-        {"name": name, "points": [_banded(chance, share, place) for share in shares]}
+        {"name": name, "points": [_banded(rng, share, place) for share in shares]}
         for place, name in enumerate(METHODS[:6])
     ]
     gates = [
@@ -354,7 +325,7 @@ def large_bench_record():
             "name": f"{theme}_embedding",
             "points": [[25 * step, gate] for step, gate in enumerate(path)],
         }
-        for theme, path in zip((*THEMES, UGLY[0]), _nine_gates(chance), strict=True)
+        for theme, path in zip((*THEMES, UGLY[0]), _nine_gates(rng), strict=True)
     ]
     pays = [
         [
@@ -372,7 +343,7 @@ def large_bench_record():
         "title": "Methods on the search-ranking log",
         "created": "2026-11-17T07:00:00",
         "machine": "Intel Xeon, 2 cores, Linux",
-        "command": "torchleap bench methods --rows 1000000 --seeds 5 --shares 0.25,0.5 --out bench/methods",
+        "command": "torchleap bench methods --rows 1000000 --seeds 5 --shares 0.25,0.5",
         "versions": {"torchleap": "0.1.0", "torch": "2.13.0", "python": "3.11.9"},
         "settings": {
             "rows": 1_000_000,
@@ -382,12 +353,12 @@ def large_bench_record():
             "batch": 1024,
         },
         "summary": [
-            "LeAP keeps the AUC of all fields with half of them, and finds them in 1.2 times the time of one training.",
-            "At a quarter of the fields it is 0.0011 above the next method; that is more than chance in 5 of 5 seeds.",
+            "LeAP keeps the AUC of all fields with half of them.",
+            "At a quarter of the fields it is 0.0011 above the next method, in 5 of 5 seeds.",
         ],
         "tables": [
             {
-                "title": "Test AUC after training anew, by method and share of the fields",
+                "title": "Test AUC after training again, by method and share of the fields",
                 "columns": [
                     "method",
                     "share",
@@ -408,7 +379,7 @@ def large_bench_record():
                 ],
             },
             {
-                "title": "What pruning brings",
+                "title": "The return on pruning",
                 "columns": [
                     "share kept",
                     "fields dropped",
@@ -430,24 +401,24 @@ def large_bench_record():
                 "title": "Gates over training",
                 "x": "step",
                 "y": "gate",
-                "notes": ["One seed, 80 looks."],
+                "notes": ["One seed, 80 evaluations."],
                 "series": gates,
             },
         ],
     }
 
 
-def _compared(chance, value):
-    seconds = chance.choice((0.4, 12.3, 59, 125, 7260)) * chance.uniform(0.9, 1.1)
+def _compared(rng, value):
+    seconds = rng.choice((0.4, 12.3, 59, 125, 7260)) * rng.uniform(0.9, 1.1)
     return (
         f"{value - 0.79:+.4f} ± 0.0005",
         numbers.seconds(seconds),
-        f"{chance.randrange(12, 25)} of 24",
+        f"{rng.randrange(12, 25)} of 24",
     )
 
 
-def _banded(chance, share, place):
-    value = 0.81 - (1 - share) ** 3 * (0.02 + place * 0.008) + chance.gauss(0, 0.0004)
+def _banded(rng, share, place):
+    value = 0.81 - (1 - share) ** 3 * (0.02 + place * 0.008) + rng.gauss(0, 0.0004)
     return [
         share,
         value,
@@ -456,8 +427,8 @@ def _banded(chance, share, place):
     ]
 
 
-def _nine_gates(chance):
+def _nine_gates(rng):
     finals = (1.0, 0.97, 0.9, 0.6, 0.45, 0.2, 0.05, 0.02, 0.0)
-    return _trajectories(chance, [{"name": str(final), "score": final} for final in finals], 80)[
+    return _trajectories(rng, [{"name": str(final), "score": final} for final in finals], 80)[
         "gates"
     ].values()

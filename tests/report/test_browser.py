@@ -33,7 +33,7 @@ def browser():
 
 @pytest.fixture
 def visit(browser, tmp_path):
-    """Open the report of a record; at the end, nothing may have gone wrong and nothing been asked of the network."""
+    """Open the report of a record; the page may neither report an error nor use the network."""
     wrong, contexts = [], []
 
     def open_page(record, viewport=LAPTOP, **settings):
@@ -65,7 +65,8 @@ def texts(page, selector):
 
 def visible_names(page):
     return page.evaluate(
-        "[...document.querySelectorAll('#ladder [data-field]:not([hidden]) .name')].map((e) => e.textContent)"
+        "[...document.querySelectorAll('#ladder [data-field]:not([hidden]) .name')]"
+        ".map((e) => e.textContent)"
     )
 
 
@@ -91,7 +92,7 @@ def test_every_chart_is_drawn_and_nothing_sticks_out_of_the_page(visit, record, 
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
 
 
-def test_the_axis_of_gates_says_what_it_shows(visit):
+def test_the_axis_of_gates_is_labelled(visit):
     page = visit(select_record(64))
     labels = page.locator("[data-chart=width] .role-axis-label text").all_text_contents()
     assert {"0", "0.25", "0.5", "0.75", "1"} <= set(labels)
@@ -126,7 +127,8 @@ def test_the_command_is_broken_between_words_and_copied_as_it_is(visit, viewport
     )
     page = visit(select_record(12) | {"command": command}, viewport)
     lines = page.evaluate(
-        "[...document.querySelectorAll('#command span')].map((word) => word.getClientRects().length)"
+        "[...document.querySelectorAll('#command span')]"
+        ".map((word) => word.getClientRects().length)"
     )
     assert set(lines) == {1}
     assert page.evaluate(
@@ -223,7 +225,7 @@ def test_a_column_of_numbers_sorts_by_size_with_the_unknown_last(visit, cells, d
     )
 
 
-def test_a_column_of_words_sorts_by_letter_and_moves_whole_rows(visit):
+def test_a_column_of_words_sorts_by_letter_and_moves_complete_rows(visit):
     names = ["seed 10", "-", UGLY[0], "seed 9", "Leap", UGLY[1]]
     page = visit(
         bench_of(name=names, place=[0, 1, 2, 3, 4, 5]) | {"title": UGLY[1], "summary": [UGLY[0]]}

@@ -56,7 +56,7 @@ def test_the_words_are_no_more_certain_than_the_interval(value, interval, metric
     assert verdict.headline(record).startswith("8 of 12 fields")
 
 
-def test_nothing_to_drop_is_said_so():
+def test_the_headline_reports_that_nothing_is_dropped():
     record = select_record(12)
     for field in record["fields"]:
         field["kept"] = True
@@ -71,7 +71,7 @@ def test_protected_fields_count_as_kept():
     assert verdict.tiles(record)[0]["after"] == str(kept)
 
 
-def test_savings_name_what_was_measured_alone():
+def test_savings_name_only_measured_sizes():
     record = {"fields": [], "savings": {"bytes": [100, 43], "milliseconds": [2.0, 1.99]}}
     assert (
         verdict.savings(record)
@@ -91,28 +91,26 @@ def with_rows(rows, positives, **more):
 
 
 @pytest.mark.parametrize(("rows", "positives"), [(5, 2), (4_000, 9), (4_000, 3_995)])
-def test_of_too_few_rows_nothing_can_go(rows, positives):
+def test_on_too_few_rows_no_field_can_go(rows, positives):
     record = with_rows(rows, positives)
     assert verdict.outcome(record) == "few"
-    told = verdict.headline(record)
-    assert (
-        told
-        == f"8 of 12 fields would be dropped, but {rows:,} test rows, {positives:,} of them positive, are too few for any statement."
+    assert verdict.headline(record) == (
+        f"8 of 12 fields would be dropped, but {rows:,} test rows, {positives:,} of them positive, "
+        "are too few for any statement."
     )
     assert "means nothing: at least 10 of each class" in verdict.certainty(record)
 
 
-def test_where_a_loss_may_hide_in_the_interval_nothing_can_go():
+def test_where_the_interval_contains_a_large_loss_no_field_can_go():
     record = with_difference(0.0, (-0.02, 0.02))
     record["task"] = {"rows": {"test": 400}, "positives": {"test": 40}}
-    told = verdict.headline(record)
-    assert (
-        told
-        == "8 of 12 fields would be dropped, but 400 test rows, 40 of them positive, are too few to measure the cost."
+    assert verdict.headline(record) == (
+        "8 of 12 fields would be dropped, but 400 test rows, 40 of them positive, "
+        "are too few to measure the cost."
     )
 
 
-def test_what_was_not_decided_says_why_and_what_would_help():
+def test_an_open_decision_has_a_reason_and_an_advice():
     record = with_rows(
         4_000, 13, undecided="no field scores 0.5 or more, the best is 'price' with 0.31"
     )
@@ -132,7 +130,7 @@ def test_a_leak_comes_before_any_other_verdict():
     leak = {
         "kind": "leak",
         "column": "refunded",
-        "text": "tells the label: AUC 1.000",
+        "text": "gives the label away: AUC 1.000",
         "cure": "Leave it out: --drop refunded.",
     }
     record = with_rows(4_000, 500, findings=[leak, leak | {"kind": "id", "column": "id"}])

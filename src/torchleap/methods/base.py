@@ -36,6 +36,7 @@ class Search:
     history: list[dict[str, float]] = field(default_factory=list)
     runs: int = 0
     trained: nn.Module | None = None
+    last_run: Run | None = None  # of that model
 
     def model(self) -> Ranker:
         """A fresh model, the same for the same seed."""
@@ -59,6 +60,7 @@ class Search:
         )
         self.runs += 1
         self.trained = model
+        self.last_run = run
         self.history += run.history
         return run
 

@@ -146,7 +146,7 @@ def decide(
         cost: Keep fields of at most this cost in total.
         seed: The seed of all random choices.
         time_limit: About how many seconds everything may take: each stage then ends with the best
-            that it has. None is no limit.
+            that it has. None sets no limit.
         callbacks: Hooks that watch every training, as in `torchleap.callbacks`.
         checkpoint: A folder from which the same call resumes after a crash or Ctrl-C; the rule
             may differ. It is cleared at the end, unless the decision is open. None saves nothing.
@@ -219,20 +219,21 @@ def _run(job: Job, stages: _Stages) -> _Outcome:
     """Do all stages of a decision, one after the other."""
     task = job.task
     with stages("training with all fields"):
-        full = retrain(task, model=job.backbone, **job.training_of(0.3, FULL)).model
+        full = retrain(task, model=job.backbone, **job.training_of(0.3, FULL))
     with stages("searching"):
         found = search(task, model=job.backbone, method=job.method, **job.training_of(0.5, SEARCH))
     selection, undecided = job.select(found)
     with stages("preparing"):
-        plugin = job.plugin(found, full)
+        plugin = job.plugin(found, full.model)
     with stages("masking"):
         points = masking_curve(plugin, selection, task)
     with stages("fine-tuning"):
-        small = job.prune(plugin, selection)
+        trained = found.run if job.trains_gates else full.run
+        small = job.prune(plugin, selection, trained)
     with stages("comparing"):
-        metrics = compare(full, small, task)
-        curve = curve_record(points, full, small, selection, task)
-        savings = _savings(full, small, task)
+        metrics = compare(full.model, small, task)
+        curve = curve_record(points, full.model, small, selection, task)
+        savings = _savings(full.model, small, task)
     return _Outcome(found, selection, undecided, plugin, small, metrics, curve, savings)
 
 

@@ -10,10 +10,10 @@ from torch import nn
 
 from ..data.task import Task
 from ..fields import Fields
-from ..objectives import METRICS, OBJECTIVES, Metric, Objective
+from ..objectives import METRICS, Metric
 from ..plugin import Plugin
 from ..selection import Selection, removal_order
-from ..training.fit import evaluate, predict
+from ..training.evaluate import evaluate, objective_of, predict
 from .record import (
     CurvePoint,
     CurveRecord,
@@ -30,12 +30,6 @@ CURVE_STEPS = 24  # fields are masked in that many steps at most
 TIMED_ROWS = 512  # of a batch whose time is measured
 TIMED_ROUNDS = 30
 BYTES_PER_NUMBER = 4
-
-
-def objective_of(task: Task) -> Objective:
-    """Return the objective of a task."""
-    found: Objective = getattr(task, "objective", OBJECTIVES["binary"])
-    return found
 
 
 def headline_of(task: Task) -> Metric:

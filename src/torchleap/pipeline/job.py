@@ -16,9 +16,9 @@ from ..models import Backbone
 from ..plugin import Plugin, attached
 from ..selection import Rule, Selection, rank
 from ..selection.rule import Share, Threshold
-from ..training.fit import Hook, Training, TrainingError
+from ..training.evaluate import objective_of
+from ..training.fit import Hook, Run, Training, TrainingError
 from .checkpoint import FINE_TUNING
-from .evidence import objective_of
 from .prune import prune_and_finetune, with_means
 from .search import SearchResult
 
@@ -140,13 +140,14 @@ class Job:
         assert found.model is not None
         return attached(found.model)
 
-    def prune(self, plugin: Plugin, selection: Selection) -> nn.Module:
-        """Return the pruned and fine-tuned model."""
+    def prune(self, plugin: Plugin, selection: Selection, trained: Run | None) -> nn.Module:
+        """Return the pruned and fine-tuned model; the optimizers of its training continue."""
         return prune_and_finetune(
             plugin,
             selection,
             self.task,
             self.limited(0.1),
+            trained=trained,
             callbacks=self.callbacks,
             checkpoint=self.path(FINE_TUNING),
         )

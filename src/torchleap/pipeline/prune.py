@@ -1,6 +1,5 @@
 """The smaller model: gates that know the means of all fields, pruning, and fine-tuning."""
 
-import copy
 import os
 from collections.abc import Sequence
 from dataclasses import replace
@@ -9,11 +8,10 @@ import torch
 from torch import nn
 
 from ..data.task import Task
-from ..distributed import ranks
-from ..objectives import metric_named
 from ..plugin import Plugin, attach
 from ..selection import Selection
-from ..training.fit import Hook, Training, evaluate, fit
+from ..training.finetune import fit_pruned
+from ..training.fit import Hook, Run, Training
 
 BATCHES_OF_MEANS = 50
 EXAMPLE_ROWS = 64
@@ -43,6 +41,7 @@ def prune_and_finetune(
     task: Task,
     training: Training,
     *,
+    trained: Run | None = None,
     callbacks: Sequence[Hook] = (),
     checkpoint: str | os.PathLike[str] | None = None,
 ) -> nn.Module:
@@ -52,40 +51,28 @@ def prune_and_finetune(
         plugin: The gates of the trained model, which is left as it is.
         selection: The fields to keep.
         task: The data to fine-tune on.
-        training: The settings of the training before, of which fine-tuning uses a lower rate.
+        training: The settings of the training before; fine-tuning takes 0.3 times its learning
+            rate, for two epochs at most.
+        trained: The run that trained the model, whose optimizers continue; None uses new ones.
         callbacks: Hooks that watch the fine-tuning.
-        checkpoint: A file to resume the fine-tuning from; None saves nothing.
+        checkpoint: A file to resume the fine-tuning from, which is kept; None saves nothing.
     """
     example = next(iter(task.valid.batches(min(EXAMPLE_ROWS, len(task.valid))))).inputs
     small = plugin.prune(selection, example=example)
-    quality = _quality(small, task, training)
-    cut = copy.deepcopy(small.state_dict())
-    fit(
+    gentle = replace(
+        training,
+        epochs=2,
+        eval_every=max(1, training.steps_per_epoch(len(task.train)) // 4),
+        patience=3,
+        lr=0.3 * training.lr,
+    )
+    fit_pruned(
         small,
         task,
-        finetuning(training, task),
+        gentle,
+        trained=trained,
         hooks=callbacks,
         checkpoint=checkpoint,
         keep_checkpoint=True,
     )
-    if ranks.from_first(_quality(small, task, training) < quality):
-        small.load_state_dict(cut)
     return small.eval()
-
-
-def finetuning(training: Training, task: Task) -> Training:
-    """Return the settings of fine-tuning: two epochs at most, at 0.3 times the learning rate."""
-    steps_per_epoch = -(-len(task.train) // training.batch)
-    return replace(
-        training,
-        epochs=2,
-        eval_every=max(1, steps_per_epoch // 4),
-        patience=3,
-        lr=0.3 * training.lr,
-    )
-
-
-def _quality(model: nn.Module, task: Task, training: Training) -> float:
-    """Return the metric of the training on validation rows, with higher as better."""
-    metric = metric_named(training.metric)
-    return metric.gain(evaluate(model, task.valid)[metric.name])

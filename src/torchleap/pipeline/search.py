@@ -20,7 +20,7 @@ from ..methods import named as method_named
 from ..models import Backbone
 from ..models import named as backbone_named
 from ..selection import Rule, Selection, select
-from ..training.fit import Hook, Training, TrainingError
+from ..training.fit import Hook, Run, Training, TrainingError
 from .retrain import seeded
 
 NOTE = "search.txt"  # holds the method that the checkpoints of a search belong to
@@ -39,6 +39,7 @@ class SearchResult:
         history: The evaluations of all training runs of the search.
         model: The model that the method trained, with its best weights and the layers that the
             method added to it; None if it trains none.
+        run: The training of that model, with the state of its optimizers.
     """
 
     fields: Fields
@@ -48,6 +49,7 @@ class SearchResult:
     memory: int
     history: list[dict[str, float]] = field(repr=False)
     model: nn.Module | None = field(repr=False, default=None)
+    run: Run | None = field(repr=False, default=None)
 
     def select(
         self,
@@ -123,6 +125,7 @@ def search(
         memory=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
         history=work.history,
         model=work.trained,
+        run=work.last_run,
     )
 
 

@@ -23,7 +23,7 @@ from ..data.files.open import open_source
 from ..data.task import Batch, Task
 from ..objectives import OBJECTIVES, Objective, objective_named
 from ..selection import Selection
-from .evidence import objective_of
+from ..training.evaluate import objective_of
 
 if TYPE_CHECKING:
     from polars import DataFrame
