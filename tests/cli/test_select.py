@@ -709,13 +709,13 @@ def test_the_demo_compares_with_the_truth_and_writes_a_report(tmp_path, capsys):
     truth = tl.data.KnownTruth(seed=0)
     found, gone = len(kept & set(truth.useful)), len(set(truth.useless) - kept)
     assert (
-        f"\nAgainst the truth: {found} of 12 useful fields kept, "
+        f"\nAgainst the ground truth: {found} of 12 useful fields kept, "
         f"{gone} of 10 useless fields dropped, " in told
     )
     assert f"Wrote {tmp_path}/demo: the report is {tmp_path}/demo/report.html" in told
     record = json.loads((tmp_path / "demo" / "report.json").read_text())
     assert {f["name"] for f in record["fields"] if f["kept"]} == kept
-    assert (tmp_path / "demo" / "report.html").read_text().count("Against the known truth") == 1
+    assert (tmp_path / "demo" / "report.html").read_text().count("Against the ground truth") == 1
 
 
 def test_useful_fields_that_were_dropped_are_counted_to_the_last():
@@ -723,7 +723,7 @@ def test_useful_fields_that_were_dropped_are_counted_to_the_last():
     scores = {name: float(name not in truth.useful[:7]) for name in truth.fields.names}
     told = against_truth(tl.selection.select(truth.fields, scores, threshold=0.5), truth)
     assert told.startswith(
-        "Against the truth: 5 of 12 useful fields kept, 0 of 10 useless fields dropped, "
+        "Against the ground truth: 5 of 12 useful fields kept, 0 of 10 useless fields dropped, "
         "0 of 4 redundant"
     )
     assert told.endswith(f"Useful, but dropped: {', '.join(truth.useful[:6])} and 1 more.")
