@@ -10,6 +10,7 @@ from torchleap.bench.prune import FullTrial, RoiTrial
 from torchleap.bench.trials import RetrainTrial, SearchTrial, registered_name
 from torchleap.methods import METHODS, Lasso, LeAPMethod, Permutation, Random, Shark
 from torchleap.models import BACKBONES, benchmark
+from torchleap.objectives import OBJECTIVES
 
 from .tiny import MODEL, TINY, TRAINING, WORLD
 
@@ -144,4 +145,5 @@ def test_a_search_keeps_its_gates_and_a_retrain_its_metrics(data, tmp_path):
     )  # and a little of the mean
     assert replace(SEARCH, method=Random()).run(data, tmp_path / "random")["gates"] is None
     metrics = RETRAIN.run(data, tmp_path / "retrain")["metrics"]
-    assert metrics.keys() == {"valid_auc", "valid_log_loss", "test_auc", "test_log_loss"}
+    names = [metric.name for metric in OBJECTIVES["binary"].metrics_for(None)]
+    assert metrics.keys() == {f"{part}_{name}" for part in ("valid", "test") for name in names}

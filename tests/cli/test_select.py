@@ -111,7 +111,7 @@ def test_the_summary_names_the_fields_the_cost_and_the_next_command(result):
         before[1],
     )
     assert "encoded rows are kept in" in before[-1]
-    assert re.match(r"2 of 4 fields (can|would) go", verdict[0])
+    assert re.match(r"2 of 4 fields (can go|would be dropped)", verdict[0])
     assert re.match(
         r"AUC on 240 test rows: 0\.\d{4} with all fields, 0\.\d{4} with those kept. The AUC",
         verdict[1],
@@ -192,7 +192,7 @@ def test_quiet_prints_the_verdict_alone(place, capsys):
     assert cli.main([*words, "--out", str(place / "quiet"), "--quiet"]) == 0
     out, err = capsys.readouterr()
     assert err == ""
-    assert re.match(r"\d of 4 fields (can|would) go", out)
+    assert re.match(r"\d of 4 fields (can go|would be dropped)", out)
     assert "GAUC on 240 test rows" in out
     assert "Wrote" not in out
 
@@ -267,7 +267,7 @@ def test_a_terminal_gets_a_bar_and_the_table_of_gates(place):
     assert re.search(r"price +\d\.\d\d +█+", told)
     assert told.count("\x1b[?25l") <= told.count("\x1b[?25h")  # the cursor is back
     plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", told)
-    assert re.search(r"2 of 4 fields (can|would) go", plain)
+    assert re.search(r"2 of 4 fields (can go|would be dropped)", plain)
 
 
 def interrupted_in(place, stage, *words):
@@ -314,7 +314,7 @@ def test_control_c_saves_and_resume_comes_to_the_same_end(place, result, capsys)
         "0.5",
     )
     assert (
-        "broken/.state is of another run: its lr is 0.005, not 0.5. Go on with the same settings"
+        "broken/.state is of another run: its lr is 0.005, not 0.5. Resume with the same settings"
         in told
     )
     code, _, err = in_a_shell(place, *words, "broken", "--resume")
@@ -527,7 +527,7 @@ def test_when_no_field_is_left_the_scores_are_used_again(place, capsys):
     )
     assert second.endswith("without training again: --resume --share 0.5 in place of another rule.")
     assert cli.main([*words, "--resume", "--share", "0.25"]) == 0
-    assert re.search(r"3 of 4 fields (can|would) go", capsys.readouterr().out)
+    assert re.search(r"3 of 4 fields (can go|would be dropped)", capsys.readouterr().out)
 
 
 def test_a_failed_save_does_not_lose_the_run(place, capsys, monkeypatch):
@@ -709,13 +709,13 @@ def test_the_demo_compares_with_the_truth_and_writes_a_report(tmp_path, capsys):
     truth = tl.data.KnownTruth(seed=0)
     found, gone = len(kept & set(truth.useful)), len(set(truth.useless) - kept)
     assert (
-        f"\nAgainst the truth: {found} of 12 useful fields kept, "
+        f"\nAgainst the ground truth: {found} of 12 useful fields kept, "
         f"{gone} of 10 useless fields dropped, " in told
     )
     assert f"Wrote {tmp_path}/demo: the report is {tmp_path}/demo/report.html" in told
     record = json.loads((tmp_path / "demo" / "report.json").read_text())
     assert {f["name"] for f in record["fields"] if f["kept"]} == kept
-    assert (tmp_path / "demo" / "report.html").read_text().count("Against the known truth") == 1
+    assert (tmp_path / "demo" / "report.html").read_text().count("Against the ground truth") == 1
 
 
 def test_useful_fields_that_were_dropped_are_counted_to_the_last():
@@ -723,7 +723,7 @@ def test_useful_fields_that_were_dropped_are_counted_to_the_last():
     scores = {name: float(name not in truth.useful[:7]) for name in truth.fields.names}
     told = against_truth(tl.selection.select(truth.fields, scores, threshold=0.5), truth)
     assert told.startswith(
-        "Against the truth: 5 of 12 useful fields kept, 0 of 10 useless fields dropped, "
+        "Against the ground truth: 5 of 12 useful fields kept, 0 of 10 useless fields dropped, "
         "0 of 4 redundant"
     )
     assert told.endswith(f"Useful, but dropped: {', '.join(truth.useful[:6])} and 1 more.")
@@ -786,7 +786,7 @@ def test_few_rows_end_in_no_claim(tmp_path, capsys):
     assert "can go" not in out
 
 
-def test_predict_carries_columns_along(result, place, tmp_path, capsys):
+def test_predict_copies_columns(result, place, tmp_path, capsys):
     folder, *_ = result
     out = tmp_path / "scores.csv"
     words = ("predict", folder, place / "clicks.csv", "--out", out)
@@ -797,4 +797,4 @@ def test_predict_carries_columns_along(result, place, tmp_path, capsys):
     assert tl.auc(scores["click"].to_numpy(), scores["score"].to_numpy()) > 0.75
     capsys.readouterr()
     told = refused(capsys, *words, "--force", "--id", "usr")
-    assert told == "There is no column 'usr' to carry along. Did you mean 'user'?"
+    assert told == "There is no column 'usr' to copy. Did you mean 'user'?"

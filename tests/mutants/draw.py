@@ -3,7 +3,8 @@
     python -m tests.mutants.draw gates/leap.py 8 --seed 1 >> tests/mutants/drawn.toml
 
 prints 8 changes of the file: a comparison that includes its limit or not, `and` for `or`, `+` for
-`-`, another number, and the like. One that provably changes no result is taken out of the list again; `drawn.toml` says why.
+`-`, another number, and the like. One that provably changes no result is taken out of the list
+again; `drawn.toml` gives the reason.
 """
 
 import argparse

@@ -1,7 +1,8 @@
 """The command `torchleap`: each command is one function; the only place that prints.
 
 A new command is a function in one of these modules, with an example in its docstring, and a line
-in `commands()`. A new option is a field of a group in `options.py`.
+in `commands()`. A new option is a field of the group of its command in `options.py`; an option of
+a small command without a group is a parameter of its function.
 """
 
 from __future__ import annotations

@@ -68,7 +68,7 @@ def predict(
     csv: CsvOptions,
     ids: Annotated[
         list[str] | None,
-        typer.Option("--id", help=f"Columns to carry along before the score: a,b,c; {IN_QUOTES}."),
+        typer.Option("--id", help=f"Columns to copy before the score: a,b,c; {IN_QUOTES}."),
     ] = None,
     force: Force = False,
 ) -> None:
@@ -81,9 +81,9 @@ def predict(
 
     served = Served.load(folder)
     check_free(out, [".parquet", ".csv"], overwrite=force)
-    carried = [name for word in ids or () for name in listed(word)]
+    copied = [name for word in ids or () for name in listed(word)]
     with progress(context) as on_progress:
-        scores = served.scored(file, ids=carried, **csv.settings(), progress=on_progress)
+        scores = served.scored(file, ids=copied, **csv.settings(), progress=on_progress)
     with replace_file(out) as temporary:
         if out.suffix == ".csv":
             scores.write_csv(temporary)

@@ -156,7 +156,7 @@ def against_truth(selection: Selection, truth: KnownTruth) -> str:
     copies = [name for name in truth.source if name not in kept]
     found = len(truth.useful) - len(lost)
     counts = (
-        f"Against the truth: {found} of {plural(len(truth.useful), 'useful field')} kept, "
+        f"Against the ground truth: {found} of {plural(len(truth.useful), 'useful field')} kept, "
         f"{len(useless)} of {plural(len(truth.useless), 'useless field')} dropped, "
         f"{len(copies)} of {len(truth.source)} redundant copies dropped."
     )

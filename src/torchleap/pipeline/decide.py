@@ -146,7 +146,7 @@ def decide(
         cost: Keep fields of at most this cost in total.
         seed: The seed of all random choices.
         time_limit: About how many seconds everything may take: each stage then ends with the best
-            that it has. None is no limit.
+            that it has. None sets no limit.
         callbacks: Hooks that watch every training, as in `torchleap.callbacks`.
         checkpoint: A folder from which the same call resumes after a crash or Ctrl-C; the rule
             may differ. It is cleared at the end, unless the decision is open. None saves nothing.

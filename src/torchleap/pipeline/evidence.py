@@ -13,7 +13,7 @@ from ..fields import Fields
 from ..objectives import METRICS, Metric
 from ..plugin import Plugin
 from ..selection import Selection, removal_order
-from ..training.evaluate import evaluate, objective_of, predict
+from ..training.evaluate import evaluate, predict
 from .record import (
     CurvePoint,
     CurveRecord,
@@ -34,7 +34,7 @@ BYTES_PER_NUMBER = 4
 
 def headline_of(task: Task) -> Metric:
     """Return the metric that models of a task are compared by."""
-    return objective_of(task).headline(task.roles.get("group"))
+    return task.objective.headline(task.roles.get("group"))
 
 
 def masking_curve(plugin: Plugin, selection: Selection, task: Task) -> list[CurvePoint]:
@@ -105,7 +105,7 @@ def compare(full: nn.Module, small: nn.Module, task: Task) -> MetricsRecord:
 
     An interval without width, of so few rows that none has moved, is None.
     """
-    objective = objective_of(task)
+    objective = task.objective
     metric = headline_of(task)
     rows = task.test
     before = objective.predictions(rows.label, predict(full, rows), rows.group)
@@ -123,7 +123,7 @@ def compare(full: nn.Module, small: nn.Module, task: Task) -> MetricsRecord:
 
 def known_metrics(task: Task) -> dict[str, KnownMetric]:
     """Return descriptions of the metrics of a task by name."""
-    return {name: KnownMetric.of(METRICS[name]) for name in objective_of(task).metrics}
+    return {name: KnownMetric.of(METRICS[name]) for name in task.objective.metrics}
 
 
 @torch.no_grad()
@@ -153,7 +153,7 @@ def task_record(task: Task, source: str | None) -> TaskRecord:
         source: The file that it was read from, or other words for it; None if unknown.
     """
     return TaskRecord(
-        objective=objective_of(task).name,
+        objective=task.objective.name,
         label=task.roles["label"],
         positive=task.roles.get("positive"),
         source=source,

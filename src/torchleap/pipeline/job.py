@@ -16,7 +16,6 @@ from ..models import Backbone
 from ..plugin import Plugin, attached
 from ..selection import Rule, Selection, rank
 from ..selection.rule import Share, Threshold
-from ..training.evaluate import objective_of
 from ..training.fit import Hook, Run, Training, TrainingError
 from .checkpoint import FINE_TUNING
 from .prune import prune_and_finetune, with_means
@@ -67,9 +66,9 @@ class Job:
             )
         for part in (self.task.valid, self.task.test):
             try:
-                objective_of(self.task).check_comparable(part.label, part.group)
+                self.task.objective.check_comparable(part.label, part.group)
             except MetricError as error:
-                found = objective_of(self.task).describe(part.label, part.part)
+                found = self.task.objective.describe(part.label, part.part)
                 raise DataError(
                     f"Models cannot be compared on these {part.part} rows: {error} "
                     f"There are {found}. Give more rows, or split them otherwise."
@@ -123,8 +122,8 @@ class Job:
         """Return why nothing can be decided: too few rows, or no score at the threshold."""
         if self.given is None:
             for rows in (self.task.test, self.task.valid):
-                if objective_of(self.task).support(rows.label) < ENOUGH_ROWS:
-                    described = objective_of(self.task).describe(rows.label, rows.part)
+                if self.task.objective.support(rows.label) < ENOUGH_ROWS:
+                    described = self.task.objective.describe(rows.label, rows.part)
                     return f"{described}, are too few to decide"
         rule = self.rule
         best = max(found.scores, key=lambda name: found.scores[name])

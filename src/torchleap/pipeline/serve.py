@@ -23,7 +23,6 @@ from ..data.files.open import open_source
 from ..data.task import Batch, Task
 from ..objectives import OBJECTIVES, Objective, objective_named
 from ..selection import Selection
-from ..training.evaluate import objective_of
 
 if TYPE_CHECKING:
     from polars import DataFrame
@@ -63,7 +62,7 @@ def save_served(
     """
     export.save(model, folder / MODEL, metrics=metrics)
     save_encoding(task, folder / ENCODING, only=selection)
-    content: dict[str, Any] = {"objective": objective_of(task).name}
+    content: dict[str, Any] = {"objective": task.objective.name}
     for kind in KINDS:
         slots = task.slots(ids=kind == "ids")
         content[kind] = {name: [place.start, place.stop] for name, place in slots.items()}

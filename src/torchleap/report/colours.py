@@ -1,8 +1,8 @@
 """Colours for light and dark pages: one accent, greys, and a ramp of five.
 
-The colours of the ramp differ in lightness, so that colour-blind readers tell them apart. Charts
-name a colour as a variable of the page's style sheet, `var(--accent)`: a change of theme, or
-printing, then redraws nothing. Static pictures get the light values.
+The colours of the ramp differ in lightness, so that colour-blind readers can distinguish them.
+Charts name a colour as a variable of the page's style sheet, `var(--accent)`: a change of theme,
+or printing, then redraws nothing. Static pictures get the light values.
 """
 
 from typing import Any

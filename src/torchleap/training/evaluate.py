@@ -5,16 +5,9 @@ from torch import Tensor, nn
 
 from ..data.task import Rows, Task
 from ..distributed import ranks
-from ..objectives import OBJECTIVES, Objective
 
 LARGE_BATCH = 1 << 15  # rows at once without training, at most
 LARGE_INPUT = 1 << 28  # bytes of their input, about: a model holds several tensors of that size
-
-
-def objective_of(task: Task) -> Objective:
-    """Return the objective of a task."""
-    found: Objective = getattr(task, "objective", OBJECTIVES["binary"])
-    return found
 
 
 def large_batch(task: Task) -> int:
@@ -62,4 +55,4 @@ def evaluate(model: nn.Module, rows: Rows, *, together: bool = False) -> dict[st
         outputs = torch.cat(ranks.all_gather(own))
     else:
         outputs = predict(model, rows)
-    return objective_of(rows.task).evaluate(rows.label, outputs, rows.group)
+    return rows.task.objective.evaluate(rows.label, outputs, rows.group)

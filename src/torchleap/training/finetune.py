@@ -16,7 +16,7 @@ from .._common.errors import SurgeryError
 from ..data.task import Task
 from ..distributed import ranks
 from ..surgery import Plan, plan_of
-from .evaluate import evaluate, objective_of
+from .evaluate import evaluate
 from .fit import fit
 from .hook import Hook, Run
 from .lazy_adam import LazyAdam
@@ -56,7 +56,7 @@ def fit_pruned(
         checkpoint: A file to save the run to and to resume it from, as in `fit`.
         keep_checkpoint: Whether that file stays at the end, as in `fit`.
     """
-    metric = objective_of(task).metric(training.metric)
+    metric = task.objective.metric(training.metric)
     before = metric.gain(evaluate(pruned, task.valid, together=True)[metric.name])
     weights = copy.deepcopy(pruned.state_dict())
     optimizers = None

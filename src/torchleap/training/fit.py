@@ -20,7 +20,7 @@ from .._common.sealed import load_sealed, save_sealed
 from .._common.text import first_line
 from ..data.task import Batch, Task
 from ..distributed import ranks
-from .evaluate import evaluate, large_batch, objective_of, predict
+from .evaluate import evaluate, large_batch, predict
 from .hook import Hook, Run
 from .loop import Loop, Signals
 from .settings import Training, TrainingError
@@ -105,7 +105,7 @@ class _Loop(Loop):
         optimizers: Sequence[Optimizer] | None,
         path: Path | None,
     ) -> None:
-        objective = objective_of(task)
+        objective = task.objective
         super().__init__(
             Run(model, task, training),
             hooks,

@@ -6,7 +6,7 @@ from typing import Any
 from ..._common.checks import is_number
 from .pieces import DETAILS, Charts, Rows, Spec, framed, number_axis
 
-# the colours of Okabe and Ito, which colour-blind readers tell apart
+# the colours of Okabe and Ito, which colour-blind readers can distinguish
 HUES = (
     "#0072b2",
     "#e69f00",
