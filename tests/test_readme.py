@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from torch import nn
 
+from torchleap.bench.grid import Grid
 from torchleap.surgery.rules.base import OPAQUE
 from torchleap.surgery.rules.registry import LAYERS
 
@@ -80,6 +81,15 @@ def test_docs(path, monkeypatch, tmp_path, capsys):
     assert "plugin" in namespace or "task" in namespace
     for promised in printed_blocks(path):
         assert promised in printed
+
+
+def test_the_grid_of_the_results_page_can_be_loaded(tmp_path):
+    (grid,) = blocks("docs/results.md", "toml")
+    (tmp_path / "grid.toml").write_text(grid)
+    loaded = Grid.load(tmp_path / "grid.toml")
+    assert {"mine", "truth@9"} <= {recipe.name for recipe in loaded.data}
+    assert "mean_price" in loaded.methods
+    assert "large" in loaded.models
 
 
 def test_the_page_about_surgery_adds_a_rule(monkeypatch, tmp_path, capsys):
