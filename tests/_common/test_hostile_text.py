@@ -12,7 +12,7 @@ from torchleap.bench.grid import Grid
 from torchleap.bench.sets import named
 from torchleap.bench.store import Store
 from torchleap.cli import main
-from torchleap.distributed.ranks import _timeout
+from torchleap.distributed.ranks import _timeout_setting
 from torchleap.selection import select
 
 FIELDS = tl.Fields({"age": 1, "zip": 8})
@@ -134,7 +134,7 @@ BIG = "99999999999999999999"
         (["demo", "--seed", BIG, "--out", "OUT"], f"as --seed, but found {BIG}."),
         (
             ["data", "make", "industrial", "OUT.parquet", "--fields", "4294967295"],
-            "and at most 100,000, but is 4294967295",
+            "from 37 to 100,000, but is 4294967295",
         ),
         (["data", "inspect", "x.csv", "--rows", BIG], f"as --rows, but found {BIG}."),
         (
@@ -177,4 +177,4 @@ def test_a_time_out_that_is_none_is_told(monkeypatch, value):
     with pytest.raises(
         TorchleapError, match="TORCHLEAP_TIMEOUT must be a number of seconds above 0 and below 1e9"
     ):
-        _timeout()
+        _timeout_setting()

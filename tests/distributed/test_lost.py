@@ -80,6 +80,7 @@ def in_evaluation(folder: Path) -> None:
 
 
 def in_first_work(folder: Path) -> None:
+    ranks.barrier()  # until all ranks have joined: a rank may die before the others are connected
     with ranks.first_before_others():
         if ranks.is_first():
             die()

@@ -282,7 +282,7 @@ def until_110(folder: Path) -> None:
 
 
 def assert_same(one: dict[str, Any], other: dict[str, Any]) -> None:
-    assert one["looks"] == other["looks"]
+    assert one["records"] == other["records"]
     for part in ("weights", "moments"):
         assert all(torch.equal(tensor, other[part][name]) for name, tensor in one[part].items())
 
@@ -302,8 +302,8 @@ def test_a_sharded_stream_resumes_exactly_and_goes_on_unsharded(tmp_path: Path) 
         alone = streamed(110, None, fields, tmp_path / "alone")
         assert alone["step"] == 110
         expected = whole[0][place]
-        assert alone["looks"][1]["valid_auc"] == pytest.approx(
-            expected["looks"][1]["valid_auc"], abs=0.02
+        assert alone["records"][1]["valid_auc"] == pytest.approx(
+            expected["records"][1]["valid_auc"], abs=0.02
         )
         theta = "deep.0.torchleap.theta"
         torch.testing.assert_close(
@@ -516,7 +516,7 @@ def test_the_example_of_the_docs_runs(tmp_path: Path) -> None:
 def opened_and_carried(folder: Path) -> None:
     model, plugin, optimizer = sharded_tables("layer")
     gate_optimizer = plugin.optimizer(lr=0.3)
-    drift = tl.Drift(plugin, optimizer=gate_optimizer, share=0.5, settle=0)
+    drift = tl.Drift(plugin, optimizer=gate_optimizer, fraction=0.5, settle=0)
     for number in range(8):
         rows = own(ids(number))
         binary_cross_entropy_with_logits(model(rows), (rows[:, 0] > 5).float()).backward()
