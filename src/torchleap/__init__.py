@@ -14,6 +14,7 @@ from ._common.errors import (
     TorchleapError,
     WriteError,
 )
+from ._common.optional import needing
 
 if TYPE_CHECKING:
     from . import callbacks, data, export, methods, models
@@ -91,14 +92,8 @@ def __getattr__(name: str) -> Any:
     home = _MODULES.get(name) or _NAMES.get(name)
     if home is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    try:
+    with needing("polars", extra="data", purpose="A task", refused=DataError):
         module = import_module(f".{home}", __name__)
-    except ModuleNotFoundError as error:
-        if error.name != "polars":
-            raise
-        raise DataError(
-            "Tasks need the package polars. Install it: pip install 'torchleap[data]'."
-        ) from error
     return module if name in _MODULES else getattr(module, name)
 
 

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sklearn.metrics import log_loss as sklearn_log_loss
 from sklearn.metrics import roc_auc_score
-from tests.slow import auc_by_pairs
 
+from tests.slow import auc_by_pairs
 from torchleap import MetricError, auc, gauc, log_loss, s_auc
 from torchleap.objectives import auc_difference, gauc_difference, log_loss_difference
 

@@ -2,9 +2,9 @@ import math
 
 import pytest
 import torch
-from tests.slow import auc_by_pairs
 
 import torchleap as tl
+from tests.slow import auc_by_pairs
 from torchleap.objectives import (
     METRICS,
     Metric,

@@ -202,8 +202,8 @@ def test_a_file_for_other_fields_is_refused(tmp_path, other):
         (lambda: select(FIELDS, SCORES, dims="5"), "dims must be a number, but is '5'"),
         (lambda: select(FIELDS, SCORES, threshold=float("nan")), "threshold must be a number"),
         (lambda: select(FIELDS, SCORES, cost=-1), "cost must be above 0"),
-        (lambda: select(FIELDS, SCORES, settings={"bad": object()}), "plain numbers, strings"),
-        (lambda: select(FIELDS, SCORES, settings={"bad": float("nan")}), "plain numbers, strings"),
+        (lambda: select(FIELDS, SCORES, settings={"bad": object()}), "finite numbers, text"),
+        (lambda: select(FIELDS, SCORES, settings={"bad": float("nan")}), "finite numbers, text"),
         (
             lambda: select(
                 Fields([Field("a", 9, protected=True), Field("b", 1)]), {"a": 1, "b": 0}, dims=4

@@ -1,6 +1,5 @@
 """Selection: which fields are kept, with the score of each and the rule that decided; as JSON."""
 
-import json
 import math
 import os
 from collections.abc import Mapping
@@ -10,8 +9,7 @@ from typing import Any, Unpack
 
 from .._common.checks import is_number
 from .._common.errors import FieldError, SelectionError
-from .._common.files import write_atomically
-from .._common.plain import read_json
+from .._common.plain import plain, read_json, write_json
 from .._common.text import plural, table
 from ..fields import Field, Fields
 from .rank import rank
@@ -59,7 +57,11 @@ class Selection:
             raise SelectionError(
                 "A selection must keep at least one field, but this one keeps none."
             )
-        object.__setattr__(self, "settings", MappingProxyType(_plain(self.settings)))
+        object.__setattr__(
+            self,
+            "settings",
+            MappingProxyType(plain(self.settings, "settings", refused=SelectionError)),
+        )
 
     @property
     def kept(self) -> tuple[str, ...]:
@@ -123,7 +125,7 @@ class Selection:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the selection as JSON, atomically."""
-        write_atomically(path, json.dumps(self.to_json(), indent=2, allow_nan=False) + "\n")
+        write_json(path, self.to_json(), indent=2)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], fields: Fields | None = None) -> "Selection":
@@ -195,25 +197,6 @@ def select(
         settings={**(settings or {}), **rule.to_json()},
         rule=rule,
     )
-
-
-def _number(value: Any) -> Any:
-    """Turn a number of numpy into one of Python."""
-    if not is_number(value):
-        raise TypeError(f"found {value!r}")
-    return value.item()
-
-
-def _plain(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return settings as JSON holds them, so that a loaded selection equals the saved one."""
-    try:
-        text = json.dumps(dict(settings), allow_nan=False, default=_number)
-    except (TypeError, ValueError) as error:
-        raise SelectionError(
-            f"Expected settings of plain numbers, strings, lists and dicts, but {error}."
-        ) from error
-    plain: dict[str, Any] = json.loads(text)
-    return plain
 
 
 def _check_content(content: Any, path: str) -> None:
