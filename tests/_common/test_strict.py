@@ -31,4 +31,5 @@ def test_mistakes_are_raised_in_strict_mode(monkeypatch, mistake):
 @pytest.mark.parametrize("reason", [SurgeryError("no"), FieldError("no")])
 def test_declared_reasons_are_not_raised(monkeypatch, reason):
     monkeypatch.setenv("TORCHLEAP_STRICT", "1")
-    raise_mistake(reason)
+    assert is_strict()
+    assert raise_mistake(reason) is None

@@ -3,7 +3,6 @@
 import copy
 import pickle
 
-import polars as pl
 import pytest
 import torch
 from hypothesis import given, settings
@@ -11,26 +10,8 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
 import torchleap as tl
-from tests.data.frames import log
-from torchleap.data import batches as module
 
-
-@pytest.fixture(scope="module")
-def task():
-    frame = log(1000).with_columns(pl.Series("age", range(1000)))  # the age tells the row
-    return tl.data.read(
-        frame,
-        label="click",
-        split="order",
-        group="user",
-        columns={"age": {"kind": "numeric", "scale": "none"}},
-    )
-
-
-@pytest.fixture(autouse=True)
-def small_blocks(monkeypatch):
-    monkeypatch.setattr(module, "BLOCK", 32)
-    monkeypatch.setattr(module, "WINDOW", 4)
+pytestmark = pytest.mark.usefixtures("small_blocks")
 
 
 def rows(batches, task):

@@ -5,31 +5,13 @@ import gc
 import pickle
 import shutil
 
-import polars as pl
 import pytest
 import torch
 
 import torchleap as tl
 from tests.data.frames import log
-from torchleap.data import batches as module
 
-
-@pytest.fixture(scope="module")
-def task():
-    frame = log(1000).with_columns(pl.Series("age", range(1000)))  # the age tells the row
-    return tl.data.read(
-        frame,
-        label="click",
-        split="order",
-        group="user",
-        columns={"age": {"kind": "numeric", "scale": "none"}},
-    )
-
-
-@pytest.fixture(autouse=True)
-def small_blocks(monkeypatch):
-    monkeypatch.setattr(module, "BLOCK", 32)
-    monkeypatch.setattr(module, "WINDOW", 4)
+pytestmark = pytest.mark.usefixtures("small_blocks")
 
 
 def test_a_task_can_be_pickled_and_moved(task):

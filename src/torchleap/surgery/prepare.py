@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_leaves
 
 from .._common.errors import FieldError, SurgeryError, TorchleapError
 from .._common.strict import InexactError, is_strict, raise_mistake
-from .._common.text import first_line, plural
+from .._common.text import first_line
 from ..distributed.torchrec import is_sharded, rows_of
 from ..gates.leap import LeAP
 from ..selection import Selection
@@ -22,7 +22,7 @@ from .cuts import count, cuts_of, size, work
 from .plan import Fill, Plan
 from .recipe import Recipe, State
 from .rules.written import Origin
-from .trace.graph import Trace, affine_of, trace
+from .trace.graph import affine_of, trace
 from .trace.tracer import Affine
 from .trial.compare import alike, difference, leaves_of
 from .trial.examples import Examples, another
@@ -30,7 +30,8 @@ from .trial.rounding import with_other_rounding
 from .trial.run import forget_pass, leaves_of_batch, run, untouched
 from .write.build import as_pruned, build
 from .write.feed import feed
-from .write.rewrite import Rewrite, rewrite
+from .write.notes import constants_fed
+from .write.rewrite import rewrite
 from .write.tables import remove_tables, unread_tables
 from .write.unread import Unread, features_unread, inputs_of_dropped
 
@@ -250,7 +251,7 @@ class Surgery:
         edits = rewritten.edits
         unread, still_read = inputs_of_dropped(rewritten.view, rewritten.rules)
         unread += features_unread(traced.graph, edits.graph, self.model, edits.collections)
-        notes = [*writer.notes, *_constants_fed(rewritten)]
+        notes = [*writer.notes, *constants_fed(rewritten)]
         if still_read:
             names = ", ".join(map(str, still_read))
             notes.append(f"Dropped, but still read past the gates: {names}.")
@@ -369,33 +370,3 @@ def _without_tables(make: Make, paths: list[str], shared: bool) -> nn.Module:
 
 def _rows(batch: Call) -> list[int | None]:
     return [rows_of(leaf) for leaf in leaves_of_batch(batch)]
-
-
-def _constants_fed(rewritten: Rewrite) -> list[str]:
-    """Return which operations still read constants, and why."""
-    traced = rewritten.view.trace
-    notes = []
-    for reader, sources in rewritten.writer.restored.items():
-        facts = [rewritten.view.facts[source] for source in dict.fromkeys(sources)]
-        constants = plural(sum(int(fact.const.sum()) for fact in facts), "constant")
-        notes.append(f"{_name(reader, traced)} {_why(reader)}: {constants} fed (exact).")
-    return notes
-
-
-def _name(node: fx.Node, traced: Trace) -> str:
-    """Return the name of an operation, and of the module that it is in."""
-    module = traced.module(node)
-    if module is not None:
-        return f"{node.target} ({type(module).__name__})"
-    if node.op == "output":
-        return "The output"
-    stack = node.meta.get("nn_module_stack") or {}
-    inside = next(reversed(stack.values()))[0] if stack else ""
-    name = getattr(node.target, "__name__", node.target)
-    return f"{name}() in {inside or type(traced.model).__name__}"
-
-
-def _why(node: fx.Node) -> str:
-    if getattr(node.target, "__name__", node.target) in ("mul", "multiply"):
-        return "multiplies dropped fields with others"
-    return "needs all columns"

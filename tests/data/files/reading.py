@@ -54,3 +54,24 @@ def from_text(folder, text, **settings):
 def words(task, name):
     known = [None, "?", *task.vocabulary(name)]
     return [known[row[0]] for row in every(task, name).tolist()]
+
+
+FRAME = pl.DataFrame(
+    {
+        "click": [0, 1] * 300,
+        "x": [float(n) for n in range(600)],
+        "s": [f"c{n % 7}" for n in range(600)],
+    }
+)
+
+
+def refuse_everywhere(path, message):
+    for way in (
+        lambda: tl.data.read(path, label="click", cache=path.parent / "cache"),
+        lambda: tl.data.inspect(path, label="click"),
+        lambda: tl.data.convert(path, path.parent / "new.parquet", overwrite=True),
+    ):
+        with pytest.raises(tl.DataError, match=message) as found:
+            way()
+        assert str(found.value).isprintable()
+    assert not (path.parent / "new.parquet").exists()

@@ -9,28 +9,9 @@ from pyarrow import feather
 from pyarrow import parquet as pq
 
 import torchleap as tl
+from tests.data.files.reading import FRAME, refuse_everywhere
 from torchleap.data.files import arrow
 from torchleap.data.files.open import open_source
-
-FRAME = pl.DataFrame(
-    {
-        "click": [0, 1] * 300,
-        "x": [float(n) for n in range(600)],
-        "s": [f"c{n % 7}" for n in range(600)],
-    }
-)
-
-
-def refuse(path, message):
-    for way in (
-        lambda: tl.data.read(path, label="click", cache=path.parent / "cache"),
-        lambda: tl.data.inspect(path, label="click"),
-        lambda: tl.data.convert(path, path.parent / "new.parquet", overwrite=True),
-    ):
-        with pytest.raises(tl.DataError, match=message) as found:
-            way()
-        assert str(found.value).isprintable()
-    assert not (path.parent / "new.parquet").exists()
 
 
 def test_a_size_that_no_machine_has_is_an_error_and_not_the_end(tmp_path):
@@ -44,7 +25,9 @@ def test_a_size_that_no_machine_has_is_an_error_and_not_the_end(tmp_path):
     )  # of zstd; before it stands how long the buffer will be
     content[frame - 8 : frame] = (1 << 60).to_bytes(8, "little")
     (tmp_path / "log.feather").write_bytes(content)
-    refuse(tmp_path / "log.feather", r"log.feather cannot be read: malloc of size \d+ failed")
+    refuse_everywhere(
+        tmp_path / "log.feather", r"log.feather cannot be read: malloc of size \d+ failed"
+    )
 
 
 @pytest.mark.parametrize("ending", ["parquet", "arrow"])
@@ -59,14 +42,16 @@ def test_files_that_are_cut_off_or_changed(tmp_path, ending):
         content[:40] + b"\xff" * 400 + content[440:],
     ):
         path.write_bytes(damaged)
-        refuse(path, f"log.{ending} cannot be read: ")
+        refuse_everywhere(path, f"log.{ending} cannot be read: ")
 
 
 def test_names_that_are_not_text_do_not_panic(tmp_path, capfd):
     sink = io.BytesIO()
     pl.DataFrame({"click": [0, 1], "naame": ["a", "b"]}).write_ipc(sink)
     (tmp_path / "log.arrow").write_bytes(sink.getvalue().replace(b"naame", b"n\xff\xfeme"))
-    refuse(tmp_path / "log.arrow", "log.arrow cannot be read: 'utf-8' codec can't decode")
+    refuse_everywhere(
+        tmp_path / "log.arrow", "log.arrow cannot be read: 'utf-8' codec can't decode"
+    )
     assert "panicked" not in capfd.readouterr().err
 
 

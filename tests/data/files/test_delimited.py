@@ -8,28 +8,18 @@ import pytest
 import torch
 
 import torchleap as tl
-from tests.data.files.reading import RAW, every, from_text, in_order, refuse, small, words
-from torchleap.data.files import source
-
-FRAME = pl.DataFrame(
-    {
-        "click": [0, 1] * 300,
-        "x": [float(n) for n in range(600)],
-        "s": [f"c{n % 7}" for n in range(600)],
-    }
+from tests.data.files.reading import (
+    FRAME,
+    RAW,
+    every,
+    from_text,
+    in_order,
+    refuse,
+    refuse_everywhere,
+    small,
+    words,
 )
-
-
-def refuse_everywhere(path, message):
-    for way in (
-        lambda: tl.data.read(path, label="click", cache=path.parent / "cache"),
-        lambda: tl.data.inspect(path, label="click"),
-        lambda: tl.data.convert(path, path.parent / "new.parquet", overwrite=True),
-    ):
-        with pytest.raises(tl.DataError, match=message) as found:
-            way()
-        assert str(found.value).isprintable()
-    assert not (path.parent / "new.parquet").exists()
+from torchleap.data.files import source
 
 
 def test_packed_csv_that_is_damaged_in_its_middle(tmp_path):

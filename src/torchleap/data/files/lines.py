@@ -34,7 +34,7 @@ def line_of_record(file: Path, record: int, separator: str) -> int:
                 record -= has_begun
                 before = records.line_num
     except (OSError, EOFError, ValueError, csv.Error, zlib.error):
-        pass
+        return 0  # the file is damaged, which the error that names the line reports already
     return 0
 
 
