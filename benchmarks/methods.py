@@ -37,7 +37,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 import torchleap as tl
 from torchleap import models
 from torchleap.data.task import Task
-from torchleap.methods import LeAPMethod, Permutation, Search, Shark
+from torchleap.methods import Permutation, PressureMethod, Search, Shark
 from torchleap.methods.shark import mean_input
 from torchleap.models import Ranker
 from torchleap.training.fit import Training
@@ -275,7 +275,7 @@ def against_leap(trained: Trained, training: Training, rounds: int) -> None:
         "LeAP": lambda: tl.search(
             task,
             model=trained.search.backbone,
-            method=LeAPMethod(gates_on="train"),
+            method=PressureMethod(gates_on="train"),
             training=training,
         ),
         "training": lambda: trained.search.fit(trained.search.model()),

@@ -50,7 +50,7 @@ from training_peers import BATCH, NETWORK, peers_of
 
 import torchleap as tl
 from torchleap.data.task import Task
-from torchleap.methods import LeAPBaseMethod, LeAPMethod
+from torchleap.methods import LeAPBaseMethod, PressureMethod
 from torchleap.mix import choose
 from torchleap.models import Backbone, benchmark, named
 
@@ -279,7 +279,7 @@ def gates_section(options: argparse.Namespace, folder: Path) -> None:
         task = make()
         print(f"\n  {title}: {task.fields.dims:,} dimensions, {len(task.train):,} train rows")
         plain = partial(trained, task, network, BATCH)
-        gated = partial(searched, task, network, BATCH, LeAPMethod(gates_on="train"))
+        gated = partial(searched, task, network, BATCH, PressureMethod(gates_on="train"))
         calls = {"without gates": plain, "LeAP": gated}
         show(calls, len(task.train), options.repeats, warm_up=True)
 

@@ -154,7 +154,7 @@ def test_a_memorised_field_settles_half_open_unless_optimism_counts():
     training = tl.Training(batch=128, epochs=20, lr=3e-3)
     found = {}
     for optimism in (0.0, 0.25):
-        method = tl.methods.LeAPMethod(optimism=optimism, lr=3e-3)
+        method = tl.methods.PressureMethod(optimism=optimism, lr=3e-3)
         found[optimism] = tl.search(
             task, model=tl.models.benchmark("mlp"), method=method, training=training, seed=0
         )

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict
-from typing import Any, Unpack
+from typing import Any, Literal, Unpack, overload
 
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
@@ -15,11 +15,12 @@ from .fields import Field, Fields
 from .gates.held_out import held_out, rest
 from .gates.leap import LeAP
 from .gates.optimizer import GateOptimizer
+from .gates.path_trainer import STEPS, PathTrainer, PriceBy
 from .gates.settings import SettingsByName, with_settings_in_signature
 from .gates.statistics import JOINED
 from .gates.summary import progress, table_of, why_none_moved
 from .gates.trainer import GateTrainer
-from .selection import Rule, Selection, select
+from .selection import Path, Rule, Selection, select
 from .sites.calls import Call, as_call, few_rows, on_device
 from .sites.model import ModelHooks, hooks_of, sites_of
 from .sites.placement import put_into, take_out_of
@@ -93,6 +94,7 @@ class Plugin:
         self.model = model
         self.gates = gates
         self.sites = sites
+        self._path_trainer: PathTrainer | None = None
 
     @property
     def fields(self) -> Fields:
@@ -101,6 +103,7 @@ class Plugin:
 
     # Training the gates
 
+    @overload
     def trainer(
         self,
         steps: int | None = None,
@@ -108,22 +111,72 @@ class Plugin:
         strength: float | None = 0.4,
         lr: float | None = None,
         optimism: float = 0.25,
-    ) -> GateTrainer:
+    ) -> GateTrainer: ...
+    @overload
+    def trainer(
+        self,
+        steps: int | None = None,
+        *,
+        path: Literal[True],
+        optimism: float = 0.25,
+        price_by: PriceBy = "field",
+        batches: int | None = None,
+    ) -> PathTrainer: ...
+    def trainer(
+        self,
+        steps: int | None = None,
+        *,
+        path: bool = False,
+        strength: float | None = 0.4,
+        lr: float | None = None,
+        optimism: float = 0.25,
+        price_by: PriceBy = "field",
+        batches: int | None = None,
+    ) -> GateTrainer | PathTrainer:
         """Return the recommended way to train the gates: `trainer.step()` after each model step.
 
-        It owns the schedule: the learning rate of the gates, a pressure that rises, and steps on
+        It owns the schedule: how fast gates move, a pressure or a price that rises, and steps on
         the model's own batch or on held-out rows. No other optimizer moves the gates meanwhile.
 
         Args:
-            steps: How many steps are planned; None is a stream without end.
+            steps: How many steps are planned; None is a stream without end. With `path=True` the
+                steps in which the price rises through all scales, 1,600 by default.
+            path: Whether gates close one after the other under a rising price, so that
+                `plugin.path()` has the worth of each field; see `PathTrainer`.
             strength: The full pressure, without units: one value is meant to serve every data set.
-                None is the paper's penalty.
-            lr: The learning rate of the gates; None derives it from the planned steps.
+                None is the paper's penalty. It is not used by a path.
+            lr: The learning rate of the gates; None derives it from the planned steps. It is not
+                used by a path.
             optimism: How much memorised train rows count against a field in held-out steps.
+            price_by: What a gate pays for on a path: "field", "dims" or "cost".
+            batches: How many different held-out batches a path has; None is a stream.
         """
-        return GateTrainer(
-            self.model, self.gates, steps=steps, strength=strength, lr=lr, optimism=optimism
+        if not path:
+            return GateTrainer(
+                self.model, self.gates, steps=steps, strength=strength, lr=lr, optimism=optimism
+            )
+        self._path_trainer = PathTrainer(
+            self.model,
+            self.gates,
+            steps=STEPS if steps is None else steps,
+            optimism=optimism,
+            price_by=price_by,
+            batches=batches,
         )
+        return self._path_trainer
+
+    def path(self, metric: str = "metric") -> Path:
+        """Return the worth of each field and the points of the path, see `PathTrainer`.
+
+        Args:
+            metric: The name of the metric that `trainer.add_point` was called with.
+        """
+        if self._path_trainer is None:
+            raise SelectionError(
+                "plugin.path() needs a path, but the gates were not trained on one. Train with "
+                "trainer = plugin.trainer(path=True)."
+            )
+        return self._path_trainer.path(metric)
 
     def penalty(self) -> Tensor:
         """Return the paper's penalty, the sum of lambda_i * g_i; only gates get its gradient."""

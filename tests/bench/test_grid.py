@@ -5,7 +5,7 @@ import pytest
 from torchleap import TorchleapError
 from torchleap.bench import Grid, Recipe
 from torchleap.bench.grid import ALSO, PUBLISHED
-from torchleap.methods import METHODS, Lasso, LeAPMethod, Permutation
+from torchleap.methods import METHODS, Lasso, LeAPMethod, Permutation, PressureMethod
 from torchleap.models import BACKBONES, benchmark
 from torchleap.training.fit import Training
 
@@ -33,10 +33,14 @@ widths = [1, 4]
 rows = 5_000
 
 [method.leap]
+price_by = "dims"
+steps = 40
+
+[method.leap_pressure]
 strength = "none"
 
 [method.eager]
-is = "leap"
+is = "leap_pressure"
 strength = 0.9
 
 [model.dcn]
@@ -77,12 +81,11 @@ def test_a_file_may_contain_everything(load):
     )
     assert grid.data[4] == Recipe("small", "truth", {"rows": 600, "widths": (1, 4)})
     assert grid.data[5] == Recipe("industrial", "industrial", {"rows": 5000})
-    assert list(grid.methods) == ["lasso", "random", "leap", "eager"]
+    assert list(grid.methods) == ["lasso", "random", "leap", "leap_pressure", "eager"]
     assert grid.methods["lasso"] == Lasso()
-    assert (grid.methods["leap"].strength, grid.methods["eager"]) == (
-        None,
-        LeAPMethod(strength=0.9),
-    )
+    assert grid.methods["leap"] == LeAPMethod(price_by="dims", steps=40)
+    assert grid.methods["leap_pressure"] == PressureMethod(strength=None)
+    assert grid.methods["eager"] == PressureMethod(strength=0.9)
     assert grid.models == {
         "mlp": benchmark("mlp"),
         "dcn": replace(benchmark("dcn"), dropout=0.5),
@@ -130,8 +133,16 @@ def test_a_word_may_stand_for_a_list_and_groups_for_their_members(load):
         ),
         ('data = ["census"]\nmodels = ["mpl"]', "There is no backbone 'mpl'. Did you mean 'mlp'"),
         (
-            'data = ["census"]\n[method.leap]\nstrenght = 1',
-            "LeAPMethod has no setting 'strenght'. Did you mean 'strength'",
+            'data = ["census"]\n[method.leap_pressure]\nstrenght = 1',
+            "PressureMethod has no setting 'strenght'. Did you mean 'strength'",
+        ),
+        (
+            'data = ["census"]\n[method.leap]\nprice_bi = "dims"',
+            "LeAPMethod has no setting 'price_bi'. Did you mean 'price_by'",
+        ),
+        (
+            'data = ["census"]\n[method.leap]\nprice_by = "bytes"',
+            "price_by must be one of field, dims, cost, but is 'bytes'",
         ),
         (
             'data = ["census"]\n[method.mine]\nis = "lep"',

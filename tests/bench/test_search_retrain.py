@@ -11,6 +11,7 @@ from torchleap.bench.statistics import Sample, mean_of
 from torchleap.bench.tables import interval_text
 from torchleap.bench.trials import RetrainTrial
 from torchleap.methods import Lasso, Random
+from torchleap.selection import Path
 
 from .tiny import MODEL, ONCE, TINY, WORLD, lines_of
 
@@ -287,42 +288,50 @@ def world(useful, source=None):
 
 
 @pytest.mark.parametrize(
-    ("useful", "source", "scores", "best", "opened"),
+    ("useful", "source", "scores", "opened", "of_best", "of_open"),
     [
-        ("ab", {}, {"a": 0.9, "b": 0.8, "c": 0.1}, 1.0, 1.0),
-        ("ab", {}, {"a": 0.9, "b": 0.1, "c": 0.8}, 0.5, 0.5),
-        ("ab", {}, {"a": 0.9, "b": 0.5, "c": 0.1}, 1.0, 2 / 3),  # open is above the threshold
-        ("ab", {}, {"a": 0.9, "b": 0.8, "c": 0.7}, 1.0, 0.8),
-        ("ab", {}, {"a": 0.1, "b": 0.2, "c": 0.3}, 0.5, 0.0),
+        ("ab", {}, {"a": 0.9, "b": 0.8, "c": 0.1}, "ab", 1.0, 1.0),
+        ("ab", {}, {"a": 0.9, "b": 0.1, "c": 0.8}, "ac", 0.5, 0.5),
+        ("ab", {}, {"a": 0.9, "b": 0.5, "c": 0.1}, "a", 1.0, 2 / 3),
+        ("ab", {}, {"a": 0.9, "b": 0.8, "c": 0.7}, "abc", 1.0, 0.8),
+        ("ab", {}, {"a": 0.1, "b": 0.2, "c": 0.3}, "", 0.5, 0.0),
+        ("ab", {}, {"a": 0.01, "b": -0.1, "c": 0.9}, "ba", 0.5, 1.0),  # whatever the scores are
+        # the copy stands for its source
+        ("ab", {"A": "a"}, {"a": 0.1, "A": 0.9, "b": 0.8, "c": 0.2}, "Ab", 1.0, 1.0),
+        # both are one
+        ("ab", {"A": "a"}, {"a": 0.9, "A": 0.8, "b": 0.7, "c": 0.1}, "aAb", 1.0, 1.0),
+        ("ab", {"A": "a"}, {"a": 0.9, "A": 0.8, "b": 0.1, "c": 0.2}, "aA", 0.5, 2 / 3),
         (
             "ab",
-            {"A": "a"},
-            {"a": 0.1, "A": 0.9, "b": 0.8, "c": 0.2},
+            {"A": "a", "B": "b"},
+            {"A": 0.9, "B": 0.9, "a": 0.0, "b": 0.0, "c": 0.6},
+            "ABc",
             1.0,
-            1.0,
-        ),  # the copy stands for its source
-        ("ab", {"A": "a"}, {"a": 0.9, "A": 0.8, "b": 0.7, "c": 0.1}, 1.0, 1.0),  # both are one
-        ("ab", {"A": "a"}, {"a": 0.9, "A": 0.8, "b": 0.1, "c": 0.2}, 0.5, 2 / 3),
-        ("ab", {"A": "a", "B": "b"}, {"A": 0.9, "B": 0.9, "a": 0.0, "b": 0.0, "c": 0.6}, 1.0, 0.8),
+            0.8,
+        ),
     ],
 )
-def test_the_truth_is_found_by_hand(useful, source, scores, best, opened):
-    assert truth_found(world(useful, source), scores) == (
-        pytest.approx(best),
-        pytest.approx(opened),
+def test_the_truth_is_found_by_hand(useful, source, scores, opened, of_best, of_open):
+    assert truth_found(world(useful, source), scores, list(opened)) == (
+        pytest.approx(of_best),
+        pytest.approx(of_open),
     )
 
 
-def test_the_table_of_the_truth_shows_open_gates_of_leap_alone(done):
+def test_the_table_of_the_truth_shows_open_fields_of_leap_alone(done):
     result, _ = done
     shown = cells(table_named(result, "F1"))
     assert list(shown) == ["leap", "lasso", "random"]
     assert [row[1] == "-" for row in shown.values()] == [False, True, True]
     data = result.data["tiny"]
-    two = [
-        truth_found(d, r["scores"])[0]
-        for n, d in result.data.items()
-        for r in result.searches[n, "wide_deep", "lasso"].values()
-    ]
-    assert float(shown["lasso"][0].split()[0]) == pytest.approx(sum(two) / 4, abs=6e-5)
+    for method, column in (("lasso", 0), ("leap", 0), ("leap", 1)):
+        own = [
+            truth_found(d, r["scores"], r["open"])[column]
+            for n, d in result.data.items()
+            for r in result.searches[n, "wide_deep", method].values()
+        ]
+        assert float(shown[method][column].split()[0]) == pytest.approx(sum(own) / 4, abs=6e-5)
+    for search in result.searches["tiny", "wide_deep", "leap"].values():
+        path = Path.from_json(search["path"])
+        assert search["open"] == list(path.smallest_within().kept)
     assert all(name in data.task.fields.names for name in data.useful)

@@ -1,3 +1,4 @@
+import json
 import math
 
 import numpy as np
@@ -10,7 +11,7 @@ from torchleap.bench.stepwise import utility
 from torchleap.bench.trials import RetrainTrial, SearchTrial
 from torchleap.objectives import METRICS
 
-from .tiny import ONCE, TINY
+from .tiny import ONCE, TINY, lines_of
 
 TINIEST = 1e-9
 
@@ -50,6 +51,7 @@ EFFECT = {
     **{"copy_1": 0.0, "noise_sparse_1": -0.01, "pair_1_a": 0.02},
 }
 ALONE = {"copy_1": 0.1}
+OPEN = ["noise_dense_1", "main_dense_1", "main_sparse_1", "main_dense_4"]  # in another order
 
 
 @pytest.fixture
@@ -66,7 +68,8 @@ def trained(monkeypatch):
         value = 0.5 + 0.001 * self.training.seed + sum(effect.get(name, 0.0) for name in self.kept)
         return {"metrics": {"valid_auc": value, "test_auc": 0.0}}
 
-    monkeypatch.setattr(SearchTrial, "run", lambda *_: {"scores": scores, "gates": gates})
+    found = {"scores": scores, "gates": gates, "open": OPEN}
+    monkeypatch.setattr(SearchTrial, "run", lambda *_: found)
     monkeypatch.setattr(RetrainTrial, "run", auc)
     return sets
 
@@ -84,9 +87,7 @@ def test_retained_fields_come_one_by_one_by_their_gates_then_each_other_at_the_p
     retained = list(GATES)[:4]
     assert [step.added for step in found.steps[:8]] == list(GATES)
     assert [step.gate for step in found.steps] == [*GATES.values(), *[0.01] * 6]
-    assert [step.retained for step in found.steps] == [True] * 4 + [
-        False
-    ] * 10  # a gate of 0.5 is not open
+    assert [step.retained for step in found.steps] == [True] * 4 + [False] * 10
     assert [step.added for step in found.steps if step.peak] == ["main_sparse_1"]
     wanted = [retained[: n + 1] for n in range(4)]
     wanted += [[*retained[:3], name] for name in names if name not in retained]
@@ -123,7 +124,7 @@ def test_labels_differences_and_metrics_of_the_steps(trained, grid, tmp_path):
         "step",
         "fields",
         "zone",
-        "gate",
+        "score",
         "validation AUC",
         "difference",
         "label",
@@ -132,7 +133,7 @@ def test_labels_differences_and_metrics_of_the_steps(trained, grid, tmp_path):
         "1",
         "[main_dense_1]",
         "retained",
-        "0.990",
+        "0.99",
         None,
         "strong",
     )
@@ -157,11 +158,25 @@ def test_one_seed_is_named_as_the_basis_of_its_labels(trained, tmp_path):
     }  # as the note says
 
 
-def test_if_no_gate_is_open_the_best_one_is_retained(trained, grid, tmp_path, monkeypatch):
+def test_open_fields_are_retained_whatever_their_scores(trained, grid, tmp_path, monkeypatch):
+    names = TINY.load().task.fields.names
+    gates = {"steps": [1], "gates": {name: [0.1] for name in names}}
+    scores = dict.fromkeys(names, -1e-3) | {"main_dense_1": 0.02, "pair_1_a": 3e-5, "copy_1": 0.9}
+    result = {"scores": scores, "gates": gates, "open": ["pair_1_a", "main_dense_1"]}
+    monkeypatch.setattr(SearchTrial, "run", lambda *_: result)
+    (found,) = stepwise(grid, Runner(tmp_path))
+    assert [step.added for step in found.steps if step.retained] == ["main_dense_1", "pair_1_a"]
+    assert found.steps[2].added == "copy_1"  # the best of the suppressed ones
+    (table,) = found.tables()
+    assert [row[3] for row in table.rows[:4]] == ["0.02", "3e-05", "0.9", "-0.001"]
+
+
+def test_if_no_field_is_open_the_best_one_is_retained(trained, grid, tmp_path, monkeypatch):
     names = TINY.load().task.fields.names
     gates = {"steps": [1], "gates": {name: [0.1] for name in names}}
     scores = dict.fromkeys(names, 0.1) | {"pair_1_a": 0.2}
-    monkeypatch.setattr(SearchTrial, "run", lambda *_: {"scores": scores, "gates": gates})
+    result = {"scores": scores, "gates": gates, "open": []}
+    monkeypatch.setattr(SearchTrial, "run", lambda *_: result)
     (found,) = stepwise(grid, Runner(tmp_path))
     assert [(step.added, step.peak) for step in found.steps if step.retained] == [
         ("pair_1_a", True)
@@ -226,9 +241,12 @@ def test_a_real_one_adds_all_fields_and_is_shared_with_the_store(tmp_path):
     grid = Grid.of([TINY], "leap", retrain_seeds=2, training=ONCE)
     (found,) = stepwise(grid, Runner(tmp_path))
     assert sorted(step.added for step in found.steps) == sorted(found.data.task.fields.names)
-    assert [step.gate for step in found.steps] == sorted(
-        (step.gate for step in found.steps), reverse=True
-    )
+    (search,) = [one for one in map(json.loads, lines_of(tmp_path)) if "open" in one["result"]]
+    retained = [step for step in found.steps if step.retained]
+    assert sorted(step.added for step in retained) == sorted(search["result"]["open"])
+    for zone in (retained, found.steps[len(retained) :]):
+        gates = [step.gate for step in zone]
+        assert gates == sorted(gates, reverse=True)
     standings = []
     (again,) = stepwise(grid, Runner(tmp_path, on_progress=standings.append))
     assert (again.steps, standings) == (found.steps, [])

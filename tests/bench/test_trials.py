@@ -8,9 +8,18 @@ from hypothesis import strategies as st
 from torchleap.bench import Prunings, Recipe
 from torchleap.bench.prune import FullTrial, RoiTrial
 from torchleap.bench.trials import RetrainTrial, SearchTrial, registered_name
-from torchleap.methods import METHODS, Lasso, LeAPMethod, Permutation, Random, Shark
+from torchleap.methods import (
+    METHODS,
+    Lasso,
+    LeAPMethod,
+    Permutation,
+    PressureMethod,
+    Random,
+    Shark,
+)
 from torchleap.models import BACKBONES, benchmark
 from torchleap.objectives import OBJECTIVES
+from torchleap.selection import Path
 
 from .tiny import MODEL, TINY, TRAINING, WORLD
 
@@ -63,7 +72,11 @@ TRIALS = {
     "epochs": replace(SEARCH, training=replace(TRAINING, epochs=2)),
     "method": replace(SEARCH, method=Lasso()),
     "method without settings": replace(SEARCH, method=Random()),
-    "method setting": replace(SEARCH, method=replace(LeAPMethod(), strength=0.3)),
+    "method setting": replace(SEARCH, method=replace(LeAPMethod(), optimism=0.3)),
+    "price of the path": replace(SEARCH, method=LeAPMethod(price_by="dims")),
+    "steps of the path": replace(SEARCH, method=LeAPMethod(steps=40)),
+    "pressure": replace(SEARCH, method=PressureMethod()),
+    "strength": replace(SEARCH, method=PressureMethod(strength=0.3)),
     "all rows": replace(SEARCH, method=Permutation()),
     "some rows": replace(SEARCH, method=Permutation(fraction=0.1)),
     "one round": replace(SEARCH, method=Shark()),
@@ -138,12 +151,34 @@ def test_settings_are_plain_json_and_equal_trials_have_equal_keys(data, trial):
 
 
 def test_a_search_keeps_its_gates_and_a_retrain_its_metrics(data, tmp_path):
-    found = SEARCH.run(data, tmp_path / "search")
+    pressure = replace(SEARCH, method=PressureMethod())
+    found = pressure.run(data, tmp_path / "search")
     assert list(found["scores"]) == list(data.task.fields.names) == list(found["gates"]["gates"])
     assert {name: gates[-1] for name, gates in found["gates"]["gates"].items()} == pytest.approx(
         found["scores"], abs=0.01
     )  # and a little of the mean
+    assert found["open"] == [name for name, score in found["scores"].items() if score > 0.5]
+    assert found["path"] is None
     assert replace(SEARCH, method=Random()).run(data, tmp_path / "random")["gates"] is None
     metrics = RETRAIN.run(data, tmp_path / "retrain")["metrics"]
     names = [metric.name for metric in OBJECTIVES["binary"].metrics_for(None)]
     assert metrics.keys() == {f"{part}_{name}" for part in ("valid", "test") for name in names}
+
+
+def test_a_search_by_leap_keeps_its_path_and_the_fields_within_a_standard_error(data, tmp_path):
+    found = SEARCH.run(data, tmp_path / "search")
+    names = data.task.fields.names
+    assert list(found["scores"]) == list(names) == list(found["gates"]["gates"])
+    stored = json.loads(json.dumps(found, allow_nan=False))
+    path = Path.from_json(stored["path"])
+    assert path == Path.from_json(found["path"])
+    assert list(path.worth) == list(names)
+    assert path.points[0].kept == names
+    assert found["open"] == list(path.smallest_within().kept)
+
+
+def test_a_method_that_measures_worth_without_a_path_has_open_fields_by_its_scores(data, tmp_path):
+    found = replace(SEARCH, method=Permutation()).run(data, tmp_path / "search")
+    path = Path.from_json(found["path"])
+    assert (list(path.worth), path.points) == (list(data.task.fields.names), ())
+    assert found["open"] == [name for name, score in found["scores"].items() if score > 0.5]

@@ -15,7 +15,7 @@ from torchleap import TorchleapError
 from torchleap.cli import build_app
 from torchleap.cli.messages import OTHER_NAMES
 from torchleap.cli.options import Json, Options, RuleOptions, flat, parameter_of
-from torchleap.selection.rule import RULES, Budget
+from torchleap.selection.rule import RULES, Budget, Rule
 
 
 @dataclass(frozen=True)
@@ -74,4 +74,19 @@ def test_a_new_rule_needs_no_change_of_the_command_line(monkeypatch):
 
 def test_messages_about_a_rule_name_its_option():
     names = next(own for own in OTHER_NAMES.values() if "cost" in own)
-    assert names == {"threshold": "threshold", "share": "share", "dims": "dims", "cost": "budget"}
+    assert names == {
+        "threshold": "threshold",
+        "share": "share",
+        "dims": "dims",
+        "cost": "budget",
+        "worth": "worth",
+        "tolerance": "tolerance",
+    }
+
+
+def test_a_tolerance_is_a_number_or_a_word():
+    assert limits(tolerance="0.001").rule() == Rule.of(tolerance=0.001)
+    assert limits(tolerance="1se").rule() == Rule.of(tolerance="1se")
+    shown = CliRunner().invoke(build_app(), ["select", "--help"]).stdout
+    for option in ("--tolerance <str>", "--worth <float>", "--price-by <str>"):
+        assert option in shown, shown

@@ -132,11 +132,11 @@ def test_the_summary_names_the_fields_the_cost_and_the_next_command(result):
 def test_a_pipe_gets_a_line_per_evaluation_and_no_escape_codes(result):
     _, out, err = result
     assert "\x1b" not in out + err
-    assert "training with all fields ...\nepoch 1/6 step" in err
+    assert "searching ...\nepoch 1/6 step" in err  # leap trains the model of all fields first
+    assert "all fields but the last are closed." in err
     assert [line for line in err.splitlines() if line.endswith("...")] == [
         f"{stage} ..."
         for stage in (
-            "training with all fields",
             "searching",
             "preparing",
             "masking",
@@ -211,7 +211,7 @@ def test_when_all_fields_stay_the_summary_claims_nothing(place, capsys):
     assert cli.main([*words, "--out", str(place / "all")]) == 0
     assert capsys.readouterr().out.splitlines() == [
         "All 4 fields stay.",
-        "No unprotected field scores low enough for this rule. "
+        "Every smaller model on the path is worse than the best by more than one standard error. "
         "Another rule drops some: torchleap select ... --share 0.5.",
     ]
 
@@ -220,6 +220,10 @@ def test_when_all_fields_stay_the_summary_claims_nothing(place, capsys):
     ("more", "told"),
     [
         (["--dims", "1000"], "This rule leaves room for all of them. Another rule drops some"),
+        (
+            ["--protect", "item,price,user,size", "--threshold", "0.5"],
+            "No unprotected field scores low enough for this rule. Another rule drops some",
+        ),
         (
             ["--time-limit", "600", "--threshold", "1e-9"],
             "within 600 seconds they may have had too few steps. Another rule drops some",
@@ -270,13 +274,37 @@ def test_a_terminal_gets_a_bar_and_the_table_of_gates(place):
     assert re.search(r"2 of 4 fields (can go|would be dropped)", plain)
 
 
+@pytest.mark.parametrize(
+    ("more", "rule", "words"),
+    [
+        ([], {"tolerance": "1se"}, "at most one standard error worse than the best."),
+        (["--tolerance", "1se"], {"tolerance": "1se"}, "at most one standard error worse"),
+        (["--tolerance", "0.001"], {"tolerance": 0.001}, "whose AUC is at most 0.001 worse than"),
+        (["--worth", "1e-4"], {"worth": 1e-4}, "worth at least 0.0001 nats are kept."),
+        (["--price-by", "dims", "--dims", "12"], {"dims": 12}, "Keep: item, price."),
+    ],
+)
+def test_leap_has_rules_of_its_path(place, tmp_path, capsys, more, rule, words):
+    out = tmp_path / "out"
+    command = ["select", str(place / "clicks.parquet"), *FAST, *more, "--quiet", "--out", str(out)]
+    assert cli.main(command) == 0
+    assert words in capsys.readouterr().out
+    record = json.loads((out / "report.json").read_text())
+    assert record["rule"] == rule
+    assert record["settings"]["price_by"] == ("dims" if "--price-by" in more else "field")
+    assert [len(point["kept"]) for point in record["path"]["points"]][-1] == 1
+    selection = Selection.load(out / "selection.json")
+    assert {"item", "price"} <= set(selection.kept)
+    assert "user" in selection.dropped
+
+
 def interrupted_in(place, stage, *words):
-    """Ctrl-C after the first look of a stage."""
+    """Ctrl-C after the first evaluation that follows a line of the output."""
     process = start(place, *words)
     err = ""
     for line in process.stderr:
         err += line
-        if f"{stage} ..." in err and line.startswith("epoch"):
+        if stage in err and line.startswith("epoch"):
             process.send_signal(signal.SIGINT)
             break
     out, rest = process.communicate(timeout=60)
@@ -285,7 +313,7 @@ def interrupted_in(place, stage, *words):
 
 def test_control_c_saves_and_resume_comes_to_the_same_end(place, result, capsys):
     words = ("select", "clicks.csv", *SETTINGS, "--out")
-    code, out, err = interrupted_in(place, "searching", *words, "broken")
+    code, out, err = interrupted_in(place, "searching ...", *words, "broken")
     assert code == 130, err
     told = (
         "Saved; continue with: torchleap select clicks.csv "
@@ -345,7 +373,33 @@ def refused(capsys, *words):
         (["--model", "dcm"], "There is no backbone 'dcm'. Did you mean 'dcn'"),
         (
             ["--share", "0.5", "--dims", "3"],
-            "Expected one of --threshold, --share, --dims, --budget, but found --share and --dims",
+            "Expected one of --threshold, --share, --dims, --budget, --worth, --tolerance, "
+            "but found --share and --dims",
+        ),
+        (
+            ["--tolerance", "1se", "--worth", "1e-4"],
+            "but found --worth and --tolerance. Give one of them.",
+        ),
+        (["--tolerance", "-1"], "--tolerance must be at least 0, but is -1.0."),
+        (["--tolerance", "x"], "--tolerance must be a number or '1se', but is 'x'."),
+        (["--tolerance", "nan"], "--tolerance must be a number, but is nan."),
+        (["--worth", "-1"], "--worth must be at least 0, but is -1.0."),
+        (["--worth", "much"], "Invalid value for '--worth'"),
+        (["--price-by", "bytes"], "--price-by must be one of field, dims, cost, but is 'bytes'."),
+        (
+            ["--worth", "1e-4", "--method", "random"],
+            "--worth needs a search that measures worth, but Random gives only scores. "
+            "Use --method leap, or --share.",
+        ),
+        (
+            ["--tolerance", "1se", "--method", "leap_pressure"],
+            "--tolerance needs a search that measures worth, but PressureMethod gives only scores.",
+        ),
+        (["--price-by", "dims", "--method", "random"], "Random has no setting 'price_by'."),
+        (
+            ["--price-by", "cost", "--cost", "item=0"],
+            "Expected costs above 0 for a path by cost, but that of 'item' is 0.0. "
+            "Give it a small cost, or --price-by field.",
         ),
         (["--share", "2"], "--share must lie above 0 and not above 1, but is 2.0."),
         (["--protect", "itm"], "There is no field 'itm'. Did you mean 'item'?"),
@@ -372,7 +426,7 @@ def test_bad_input_is_one_sentence_and_leaves_nothing(place, tmp_path, capsys, m
     assert sentence in refused(
         capsys, "select", place / "clicks.csv", *words, "--out", tmp_path / "out"
     )
-    assert not (tmp_path / "out").exists() or not (tmp_path / "out" / ".state" / "full.pt").exists()
+    assert list(tmp_path.rglob("*.pt")) == []
 
 
 def test_names_that_hold_commas_are_given_in_quotes(tmp_path):
@@ -528,6 +582,17 @@ def test_when_no_field_is_left_the_scores_are_used_again(place, capsys):
     assert second.endswith("without training again: --resume --share 0.5 in place of another rule.")
     assert cli.main([*words, "--resume", "--share", "0.25"]) == 0
     assert re.search(r"3 of 4 fields (can go|would be dropped)", capsys.readouterr().out)
+
+
+def test_a_worth_that_no_field_has_is_refused_and_the_path_is_used_again(place, tmp_path, capsys):
+    words = ["select", place / "clicks.csv", *FAST, "--out", tmp_path / "out", "--quiet"]
+    told = refused(capsys, *words, "--worth", "100")
+    assert re.match(r"No field is worth 100 or more; the best one is worth 0\.\d+\. Lower", told)
+    assert "has a run that was not finished. Give --resume" in refused(capsys, *words)
+    saved = [path.stat().st_mtime_ns for path in sorted(tmp_path.rglob("search/*.pt"))]
+    assert len(saved) == 2  # the model of all fields, and the path
+    assert cli.main([*map(str, words), "--resume", "--worth", "1e-4"]) == 0
+    assert "worth at least 0.0001 nats are kept." in capsys.readouterr().out
 
 
 def test_a_failed_save_does_not_lose_the_run(place, capsys, monkeypatch):

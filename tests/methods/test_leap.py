@@ -1,202 +1,185 @@
-"""LeAP as a method: the rows that gates learn from, their warm-up, their schedule and scores."""
+"""LeAP as a method: the price path from a plain model to the last field."""
 
-from dataclasses import asdict
-from types import SimpleNamespace
+from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 import torch
 
 import torchleap as tl
-from tests.data.frames import log
-from torchleap import models
-from torchleap.methods import LeAPBaseMethod, LeAPMethod, Search
-from torchleap.methods.leap import GateSteps
+from torchleap.callbacks.watcher import Watcher
+from torchleap.data.synthetic.truth import KnownTruth, known_truth
+from torchleap.methods import LeAPMethod
+from torchleap.methods.base import Search, Snapshot
+from torchleap.methods.leap import (
+    SNAPSHOTS,
+    PathSteps,
+    path_training,
+    snapshot_for,
+    suited_steps,
+)
+from torchleap.models import MLP
 from torchleap.training.fit import Training
 
-BATCH = 64  # 480 train rows are seven batches and a half
+TRUTH = KnownTruth(widths=(1, 4), pair_widths=(), active=0.1, seed=0)
+MODEL = MLP(hidden=(16,), dropout=0.0)
+TRAINING = Training(batch=128, epochs=4, patience=2, lr=5e-3)
+METHOD = LeAPMethod(steps=320)
 
 
 @pytest.fixture(scope="module")
 def task():
-    return tl.data.read(log(), label="click", split="order")
+    return known_truth(TRUTH, 8_000)
 
 
-@pytest.fixture
-def search(task):
-    return Search(task, models.benchmark("mlp"), Training(batch=BATCH, epochs=5))
+@pytest.fixture(scope="module")
+def found(task):
+    return tl.search(task, model=MODEL, method=METHOD, training=TRAINING, seed=0)
 
 
-def started(search, method, **training):
-    """Return the hook and the plug-in of a search, where training would begin."""
-    seen = []
-
-    class Untrained(Search):
-        def fit(self, model, *hooks, training=None):
-            seen.extend((hooks[0], tl.attached(model)))
-
-    settings = Training(**{"batch": BATCH, **training})
-    method.score(Untrained(search.task, search.backbone, settings, seed=3))
-    return seen
-
-
-def test_the_defaults_are_those_of_the_documentation():
-    settings = {
-        **{"strength": 0.4, "alpha": 1e-3, "optimism": 0.25, "lr": None, "gates_on": "auto"},
-        **{"divergence": "rms", "normalize": False, "adaptive": True, "warmup": 0.0},
-    }
-    assert asdict(LeAPMethod()) == settings
-    assert asdict(LeAPBaseMethod()) == {
-        **settings,
-        "strength": None,
-        "divergence": "mean",
-        "adaptive": False,
-    }
+def test_the_path_leads_from_all_fields_to_one(found, task):
+    counts = [len(point.kept) for point in found.path.points]
+    assert counts[0] == len(task.fields)
+    assert counts[-1] == 1
+    assert counts == sorted(set(counts), reverse=True)
+    for before, after in pairwise(found.path.points):
+        assert set(after.kept) < set(before.kept)
+        assert set(after.closed) == set(before.kept) - set(after.kept)
+        assert after.price >= before.price
+        assert after.step > before.step
+        assert after.low <= after.metric <= after.high
+    assert found.path.metric == "auc"
 
 
-def test_settings_reach_the_gates_and_their_optimizer(search):
-    hook, plugin = started(search, LeAPMethod(), epochs=2)
-    assert hook.trainer.optimizer.defaults["optimism"] == 0.25
-    assert hook.trainer.optimizer.defaults["strength"] == 0.4
-    assert int(plugin.gates.seed) == 3
-    method = LeAPMethod(
-        strength=None, alpha=0.5, divergence="mean", normalize=True, adaptive=False, lr=0.125
-    )
-    hook, plugin = started(search, method, epochs=2)
-    assert isinstance(hook.trainer.optimizer, torch.optim.Adam)
-    assert hook.trainer.optimizer.defaults["lr"] == 0.125
-    found = {
-        name: getattr(plugin.gates.settings, name)
-        for name in ("alpha", "divergence", "normalize", "adaptive")
-    }
-    assert found == {"alpha": 0.5, "divergence": "mean", "normalize": True, "adaptive": False}
+def test_worth_orders_the_useful_fields_before_noise(found, task):
+    assert list(found.worth) == list(task.fields.names)
+    useful = [name for name in TRUTH.useful if "dense" in name]
+    useless = [name for name in TRUTH.useless if "dense" in name or "constant" in name]
+    for name in useful:
+        twins = [copy for copy, source in TRUTH.source.items() if source == name]
+        best = max(found.scores[one] for one in (name, *twins))
+        assert best > max(found.scores[one] for one in useless)
+    for worth in found.worth.values():
+        assert worth.low <= worth.nats <= worth.high
 
 
-@pytest.mark.parametrize(
-    ("gates_on", "epochs", "on_train"),
-    [
-        ("auto", 1, True),
-        ("auto", 2, False),
-        ("auto", 3, False),
-        ("train", 2, True),
-        ("valid", 1, False),
-    ],
-)
-def test_gates_learn_from_train_rows_in_a_single_epoch_alone(gates_on, epochs, on_train, search):
-    hook, _ = started(search, LeAPMethod(gates_on=gates_on), epochs=epochs)
-    assert hook.on_train == on_train
-
-
-def test_the_warm_up_is_a_share_of_the_first_epoch_whose_batches_count_twice_with_held_out_ones(
-    search,
-):
-    assert search.steps_per_epoch == 8
-    for epochs, batches in ((1, 4), (2, 8), (5, 8)):
-        _, plugin = started(search, LeAPMethod(warmup=0.5), epochs=epochs)
-        assert plugin.gates.settings.warmup == batches
-
-
-def test_planned_steps_end_where_the_training_does(search):
-    assert search.planned_steps == 40
-    for steps, planned in ((7, 7), (40, 40), (900, 40)):
-        settings = Training(batch=BATCH, epochs=5, steps=steps)
-        assert Search(search.task, search.backbone, settings).planned_steps == planned
-
-
-@pytest.mark.parametrize(
-    ("method", "epochs", "lr", "rise", "closing"),
-    [
-        (
-            LeAPMethod(),
-            5,
-            0.05,
-            20.0,
-            10 + 80,
-        ),  # so few steps that a gate cannot close: lr at its largest, half the steps to rise
-        (LeAPMethod(), 100, 2 * 1.6 / (0.4 * 0.75 * 800), 300.0, 150 + 300),
-        (LeAPMethod(), 4000, 1e-3, 4000.0, 2000 + 4000),
-        (LeAPMethod(strength=0.05), 4000, 2 * 1.6 / (0.1 * 0.75 * 32000), 12000.0, 6000 + 12000),
-        (LeAPMethod(strength=None), 4000, 1e-3, 0.0, 1600),
-        (LeAPMethod(lr=0.02), 100, 0.02, 200.0, 100 + 200),
-    ],
-)
-def test_a_useless_gate_has_time_to_close_while_the_pressure_rises(
-    method, epochs, lr, rise, closing, search
-):
-    hook, _ = started(search, method, epochs=epochs)
-    assert hook.trainer.optimizer.defaults["lr"] == pytest.approx(lr)
-    assert hook.trainer.rise == pytest.approx(rise)
-    assert hook.trainer.closing == pytest.approx(closing)
-    hook.trainer.done = closing - 1
-    assert not hook.settled(SimpleNamespace())
-    hook.trainer.done = closing + 1
-    assert hook.settled(SimpleNamespace())
-
-
-def test_the_pressure_rises_from_0_to_the_strength(search):
-    hook, plugin = started(search, LeAPMethod(), epochs=1)
-    found = []
-    for step in range(1, 6):
-        plugin.gates.theta.grad = torch.ones_like(plugin.gates.theta)
-        hook.after_step(SimpleNamespace(step=step, model=plugin.model))
-        found.append(hook.trainer.pressure)
-    assert found == pytest.approx([0.1, 0.2, 0.3, 0.4, 0.4])
-
-
-def test_the_paper_s_price_is_charged_once_with_the_rows_that_the_gates_learn_from(search):
-    loss = torch.zeros(())
-    for strength, epochs, charged in (
-        (None, 1, True),
-        (None, 2, False),
-        (0.4, 1, False),
-        (0.4, 2, False),
-    ):
-        hook, plugin = started(
-            search, LeAPMethod(strength=strength, alpha=1.0, adaptive=False), epochs=epochs
-        )
-        price = hook.penalty(loss)
-        assert (price is not None) == charged
-        assert price is None or torch.equal(price, plugin.penalty())
-
-
-def stepped(search, steps):
-    """The same after some steps; an epoch of the validation rows is four batches."""
-    hook, plugin = started(search, LeAPMethod(), epochs=2, batch=16)
-    for step in range(1, steps + 1):
-        hook.after_step(SimpleNamespace(step=step, model=plugin.model))
-    return hook, plugin
-
-
-def test_a_score_is_the_last_gate_and_a_hundredth_of_the_mean_gate(search):
-    hook, plugin = stepped(search, 0)
-    hook.at_end(SimpleNamespace())
-    assert list(hook.scores.values()) == pytest.approx(
-        [0.99 * gate for gate in plugin.scores().values()]
-    )
-    state = hook.state_dict()
-    hook.load_state_dict({**state, "total": torch.full_like(state["total"], 3.0), "steps": 6})
-    hook.at_end(SimpleNamespace())
-    assert list(hook.scores.values()) == pytest.approx(
-        [0.99 * g + 0.005 for g in plugin.scores().values()]
+def test_without_a_rule_the_fewest_fields_within_one_standard_error_are_kept(found):
+    selection = found.select()
+    assert selection.rule.to_json() == {"tolerance": "1se"}
+    assert selection.kept == found.path.smallest_within().kept
+    assert found.select(worth=0.0).kept == tuple(
+        name for name, worth in found.worth.items() if worth.nats >= 0
     )
 
 
-def test_a_resumed_search_has_the_mean_gates_and_reads_the_validation_rows_that_come_next(search):
-    whole, _ = stepped(search, 3)
-    state = whole.state_dict()
-    other, _ = stepped(search, 1)
-    other.load_state_dict(state)
-    assert other.trainer.done == 3
-    assert torch.equal(other.state_dict()["total"], whole.state_dict()["total"])
-    expected = next(whole.valid)
-    found = next(other.valid)
-    assert torch.equal(found.label, expected.label)
-    assert torch.equal(found.numbers, expected.numbers)
+def test_a_copy_is_a_substitute_of_its_original(found):
+    pairs = {frozenset((one.closed, one.field)) for one in found.path.substitutes}
+    for copy, source in TRUTH.source.items():
+        assert frozenset((copy, source)) in pairs
+    for one in found.path.substitutes:
+        assert one.after == found.worth[one.field].nats > 0
 
 
-def test_validation_steps_move_the_gates_and_no_weight_of_the_model(search):
-    hook, plugin = started(search, LeAPMethod(), epochs=2)
-    before = [parameter.clone() for parameter in plugin.model_parameters()]
-    assert isinstance(hook, GateSteps)
-    hook.after_step(SimpleNamespace(step=1, model=plugin.model))
-    assert plugin.gates.moved
-    assert all(torch.equal(*pair) for pair in zip(before, plugin.model_parameters(), strict=True))
+def test_the_plain_model_is_that_of_a_retraining(found, task):
+    plain = tl.retrain(task, model=MODEL, training=TRAINING, seed=0).model
+    for name, tensor in plain.state_dict().items():
+        assert torch.equal(tensor, found.plain.state_dict()[name])
+
+
+def test_snapshots_are_few_and_one_fits_every_selection(found):
+    assert 2 <= len(found.snapshots) <= SNAPSHOTS
+    for share in (1.0, 0.5, 0.25):
+        kept = found.select(share=share).kept
+        snapshot = snapshot_for(found.snapshots, kept)
+        assert set(kept) <= set(snapshot.kept)
+    first = Snapshot(("a", "b", "c"), {})
+    second = Snapshot(("a", "b"), {})
+    assert snapshot_for([first, second], ["a"]) is second
+    assert snapshot_for([first, second], ["c"]) is first
+
+
+class Interrupt(Watcher):
+    """Stops the training of the path at a step."""
+
+    def __init__(self, step):
+        self.step = step
+
+    def after_step(self, run):
+        if run.training.steps is None and run.training.epochs > 1000 and run.step == self.step:
+            raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("step", [101, 250])
+def test_an_interrupted_path_resumes_with_the_same_bits(found, task, tmp_path, step):
+    training = replace(TRAINING, checkpoint_steps=10)
+    settings = {"model": MODEL, "method": METHOD, "training": training, "seed": 0}
+    folder = tmp_path / "search"
+    with pytest.raises(KeyboardInterrupt):
+        tl.search(task, **settings, checkpoint=folder, callbacks=[Interrupt(step)])
+    resumed = tl.search(task, **settings, checkpoint=folder)
+    assert resumed.scores == found.scores
+    assert resumed.path == found.path
+    for one, other in zip(resumed.snapshots, found.snapshots, strict=True):
+        assert one.kept == other.kept
+        for name, tensor in one.weights.items():
+            assert torch.equal(tensor, other.weights[name])
+
+
+def test_a_decision_prunes_the_model_of_the_path(task):
+    decision = tl.decide(task, model=MODEL, method=METHOD, training=TRAINING, seed=0)
+    record = decision.record
+    assert record["rule"] == {"tolerance": "1se"}
+    assert [len(one["kept"]) for one in record["path"]["points"]][-1] == 1
+    assert record["fields"][0]["worth"] is not None
+    assert set(record["seconds"]) == {
+        "searching",
+        "preparing",
+        "masking",
+        "fine-tuning",
+        "comparing",
+    }
+    kept = tl.search(task, model=MODEL, method=METHOD, training=TRAINING, seed=0).select().kept
+    assert decision.selection.kept == kept
+
+
+def test_the_steps_of_a_path_follow_those_of_the_training(task):
+    search = Search(task, MODEL, replace(TRAINING, epochs=60))
+    assert suited_steps(search) == 1600 < search.planned_steps
+    assert suited_steps(replace(search, training=replace(TRAINING, epochs=2))) == 2 * 2 * 50
+    many = replace(search, training=replace(TRAINING, batch=1, epochs=60))
+    assert suited_steps(many) == many.steps_per_epoch // 4
+    settings = path_training(replace(TRAINING, schedule="cosine", steps=7), 320, limit=10.0)
+    assert (settings.schedule, settings.steps, settings.eval_every) == ("constant", None, 10)
+    assert settings.time_limit == 6.0
+
+
+def test_too_many_snapshots_lose_those_that_their_neighbours_replace(task):
+    search = Search(task, MODEL, TRAINING)
+    model = search.model()
+    plugin = tl.attach(model, task.fields, at="net")
+    hook = PathSteps(plugin.trainer(path=True), search)
+    for count in range(40, 0, -1):
+        hook._keep_snapshot(Snapshot(tuple(map(str, range(count))), {}))
+    counts = [len(one.kept) for one in hook.snapshots]
+    assert len(counts) == SNAPSHOTS
+    assert (counts[0], counts[-1]) == (40, 1)
+    for more, fewer in pairwise(counts):
+        assert more / fewer < 3.1
+
+
+def test_a_method_without_a_path_has_no_worth(task):
+    result = tl.search(task, model=MODEL, method="random", training=TRAINING)
+    with pytest.raises(tl.TorchleapError, match="Random gives only scores"):
+        _ = result.worth
+    with pytest.raises(tl.TorchleapError, match="this one has none"):
+        result.select(tolerance=0.01)
+
+
+def test_costs_in_the_price_rank_by_worth_per_dimension(task):
+    method = LeAPMethod(steps=320, price_by="dims")
+    found = tl.search(task, model=MODEL, method=method, training=TRAINING, seed=0)
+    narrow, wide = found.scores["main_dense_1"], found.scores["main_dense_4"]
+    copies = {source: copy for copy, source in TRUTH.source.items()}
+    narrow = max(narrow, found.scores[copies["main_dense_1"]])
+    wide = max(wide, found.scores[copies["main_dense_4"]])
+    assert narrow > wide

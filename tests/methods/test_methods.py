@@ -7,7 +7,7 @@ from tests.data.frames import USEFUL
 from tests.methods.tasks import TRAINING
 from torchleap import methods, models
 from torchleap.methods import LPFS, SFS, AdaFS, AutoField, Permutation, Search, Shark
-from torchleap.methods.leap import GateSteps
+from torchleap.methods.pressure import GateSteps
 from torchleap.training.fit import Hook, Training, fit
 
 CONTROLS = ("random", "none")
@@ -33,16 +33,26 @@ def test_the_controls_do_not_find_them(task):
 
 def test_gates_close_on_noise_and_stay_open_on_useful_fields(task):
     backbone = models.benchmark("wide_deep")
-    result = tl.search(task, model=backbone, method="leap", training=TRAINING)
+    result = tl.search(task, model=backbone, method="leap_pressure", training=TRAINING)
     selection = result.select()
     assert set(selection.kept) == set(USEFUL)
-    assert selection.method == "leap"
+    assert selection.method == "leap_pressure"
     assert selection.settings["strength"] == 0.4
     assert result.history[-1]["gate_noise"] < 0.5
-    train_gates = methods.LeAPMethod(gates_on="train", strength=None, alpha=1e-2, lr=1e-2)
+    train_gates = methods.PressureMethod(gates_on="train", strength=None, alpha=1e-2, lr=1e-2)
     scores = tl.search(task, model=backbone, method=train_gates, training=TRAINING).scores
     lowest_useful = min(scores[name] for name in USEFUL)
     assert lowest_useful > max(scores["noise"], scores["constant"])
+
+
+def test_a_path_ranks_useful_fields_above_noise_and_permutation_measures_worth_too(task):
+    for method in ("leap", "permutation"):
+        result = tl.search(task, method=method, training=TRAINING)
+        assert result.select(share=0.43).kept == tuple(USEFUL)
+        worth = {name: one.nats for name, one in result.worth.items()}
+        assert min(worth[name] for name in USEFUL) > max(worth["noise"], worth["constant"])
+        assert set(result.select(worth=min(worth[name] for name in USEFUL)).kept) == set(USEFUL)
+    assert worth["constant"] == 0.0
 
 
 def test_one_seed_gives_one_result(task):
@@ -146,7 +156,7 @@ def test_a_search_lasts_until_a_useless_gate_could_close(task):
     found = tl.search(
         task,
         model=models.benchmark("wide_deep"),
-        method=methods.LeAPMethod(lr=2e-2),
+        method=methods.PressureMethod(lr=2e-2),
         training=impatient,
     )
     assert found.history[-1]["step"] >= 1.5 * 1.6 / (2e-2 * 0.4)
@@ -155,7 +165,7 @@ def test_a_search_lasts_until_a_useless_gate_could_close(task):
 def test_gates_learn_from_the_rows_of_a_single_epoch(task):
     once = Training(batch=64, epochs=1)
     found = [
-        tl.search(task, method=methods.LeAPMethod(gates_on=where), training=once, seed=1).scores
+        tl.search(task, method=methods.PressureMethod(gates_on=where), training=once, seed=1).scores
         for where in ("auto", "train", "valid")
     ]
     assert found[0] == found[1] != found[2]

@@ -11,10 +11,10 @@ import pytest
 import torch
 
 import torchleap as tl
-from torchleap.methods import LeAPMethod
+from torchleap.methods import LeAPMethod, PressureMethod
 from torchleap.objectives import METRICS, Difference
 from torchleap.pipeline import evidence
-from torchleap.pipeline.checkpoint import forget
+from torchleap.pipeline.checkpoint import forget, is_saved
 from torchleap.pipeline.decide import decide
 from torchleap.pipeline.retrain import suited_batch
 from torchleap.pipeline.serve import Served
@@ -27,16 +27,18 @@ from .test_search import KilledError
 
 TRAINING = Training(batch=96, epochs=4, patience=4, lr=1e-2, checkpoint_steps=5)
 GATES = LeAPMethod(optimism=0.0)  # in 80 steps nothing is memorised
+PRESSURE = PressureMethod(optimism=0.0)
 COLUMNS = {**KINDS, "size": "numeric"}
 KEYS = {
     *("format", "kind", "title", "created", "command", "versions", "machine", "settings"),
     *("task", "method", "model", "model_settings", "training", "seed", "rule", "fields"),
     *("trajectories", "history", "curve", "metrics", "known_metrics", "savings", "cuts", "notes"),
-    *("seconds", "findings", "undecided"),
+    *("seconds", "findings", "undecided", "path"),
 }  # fmt: skip
 FIELD_KEYS = {
     *("name", "width", "cost", "protected", "group", "kind", "sparsity", "missing", "bytes"),
     *("divergence", "price", "score", "kept", "role", "ids"),
+    *("worth", "worth_low", "worth_high"),
 }
 
 
@@ -63,6 +65,11 @@ def by_leap(task):
 
 
 @pytest.fixture(scope="module")
+def by_pressure(task):
+    return decide(task, model="mlp", method=PRESSURE, training=TRAINING)
+
+
+@pytest.fixture(scope="module")
 def by_permutation(task):
     return decide(task, model="mlp", method="permutation", training=TRAINING)
 
@@ -73,9 +80,11 @@ def decision(request):
 
 
 def test_useful_fields_are_kept_and_noise_is_dropped(by_leap, by_permutation):
-    assert {"item", "price"} <= set(by_leap.selection.kept) <= {"item", "price", "user"}
+    worth = {field["name"]: field["worth"] for field in by_leap.record["fields"]}
+    assert min(worth["item"], worth["price"]) > 2 * max(worth["user"], worth["size"])
+    assert {"item", "price"} <= set(by_leap.selection.kept)
     assert by_permutation.selection.kept == ("item", "price")
-    assert by_leap.record["rule"] == {"threshold": 0.5}
+    assert by_leap.record["rule"] == {"tolerance": "1se"}
     assert by_permutation.record["rule"] == {"share": 0.5}
 
 
@@ -112,30 +121,44 @@ def test_the_record_is_complete_plain_json(decision):
     assert not record["rule"].keys() & record["settings"].keys()
 
 
-def test_gates_are_recorded_at_each_evaluation(by_leap, by_permutation):
-    found = by_leap.record["trajectories"]
+def test_gates_are_recorded_at_each_evaluation(by_leap, by_pressure, by_permutation):
+    found = by_pressure.record["trajectories"]
     assert found["steps"] == [20, 40, 60, 80]
     assert {name: gates[-1] for name, gates in found["gates"].items()} == pytest.approx(
-        by_leap.selection.scores, abs=0.01
+        by_pressure.selection.scores, abs=0.01
     )
+    assert by_pressure.record["rule"] == {"threshold": 0.5}
+    path = by_leap.record["trajectories"]
+    assert path["steps"][:3] == [5, 10, 15]
+    assert sum(gates[-1] > 0.1 for gates in path["gates"].values()) == 1
     assert by_permutation.record["trajectories"] is None
     assert not any(
         key.startswith("gate_") for record in by_leap.record["history"] for key in record
     )
 
 
-def test_only_gates_have_prices_and_only_known_fields_have_roles(by_leap, by_permutation):
-    assert all(field["price"] > 0 for field in by_leap.record["fields"])
+def test_only_gates_have_prices_and_only_known_fields_have_roles(
+    by_leap, by_pressure, by_permutation
+):
+    assert all(field["price"] > 0 for field in by_pressure.record["fields"])
+    assert all(field["price"] is None for field in by_leap.record["fields"])
     assert all(field["price"] is None for field in by_permutation.record["fields"])
     assert [field["role"] for field in by_leap.record["fields"]] == ["useful", None, None, "noise"]
 
 
+def test_the_curve_of_a_path_has_the_metric_of_its_points(task, by_leap):
+    found = tl.search(task, model="mlp", method=GATES, training=TRAINING)
+    values = [point.metric for point in found.path.points]
+    assert [point["value"] for point in by_leap.record["curve"]["points"]] == values
+    assert [point["metric"] for point in by_leap.record["path"]["points"]] == values
+
+
 def test_the_curve_begins_with_the_unmasked_model_and_masks_the_worst_first(
-    task, by_leap, by_permutation
+    task, by_pressure, by_permutation
 ):
-    searched = tl.search(task, model="mlp", method=GATES, training=TRAINING).model
+    searched = tl.search(task, model="mlp", method=PRESSURE, training=TRAINING).model
     plain = tl.retrain(task, model="mlp", training=TRAINING).model
-    for decision, model in ((by_leap, searched), (by_permutation, plain)):
+    for decision, model in ((by_pressure, searched), (by_permutation, plain)):
         curve = decision.record["curve"]
         assert curve["points"][0] == {
             "fields": 0,
@@ -156,9 +179,9 @@ def test_the_curve_begins_with_the_unmasked_model_and_masks_the_worst_first(
 
 def test_a_long_curve_has_few_points(monkeypatch, task):
     monkeypatch.setattr(evidence, "CURVE_STEPS", 2)
-    found = decide(task, model="mlp", training=replace(TRAINING, epochs=1), share=0.5).record[
-        "curve"
-    ]
+    once = replace(TRAINING, epochs=1)
+    decision = decide(task, model="mlp", method="permutation", training=once, share=0.5)
+    found = decision.record["curve"]
     assert [point["fields"] for point in found["points"]] == [0, 2, 3]
     assert len(found["order"]) == 3
 
@@ -318,7 +341,8 @@ def test_a_killed_decision_resumes_to_the_same_end(task, by_leap, tmp_path, numb
 
     with pytest.raises(KilledError):
         go(callbacks=[KillIn(number, 13)])
-    assert {"decision.json", "full.pt"} <= {path.name for path in folder.iterdir()}
+    assert {"decision.json", "search"} <= {path.name for path in folder.iterdir()}
+    assert is_saved(folder)
     again = go()
     assert again.selection == by_leap.selection
     assert without_time(again.record) == without_time(by_leap.record)
@@ -375,9 +399,10 @@ def test_a_checkpoint_serves_another_rule_but_not_other_settings(task, tmp_path)
     with pytest.raises(TrainingError, match="its seed is 0, not 1"):
         go(seed=1)
     with pytest.raises(
-        TrainingError, match=r"its method is LeAPMethod\(strength=0.4.*not LeAPMethod\(strength=0.2"
+        TrainingError,
+        match=r"its method is LeAPMethod.*optimism=0.25.*not LeAPMethod.*optimism=0.2",
     ):
-        go(method=LeAPMethod(strength=0.2))
+        go(method=LeAPMethod(optimism=0.2))
     with pytest.raises(TrainingError, match=r"its protected is \[\], not \['user'\]"):
         go(task.priced(protect=["user"]))
     with pytest.raises(TrainingError, match="its time_limit is None, not 10"):
@@ -457,7 +482,7 @@ def test_a_small_time_limit_still_ends_with_a_complete_record(task):
     found = decide(task, model="mlp", training=replace(TRAINING, epochs=1000), time_limit=1e-3)
     assert found.record.keys() == KEYS
     assert json.dumps(found.record, allow_nan=False)
-    assert len(found.record["history"]) == 1
+    assert len(found.record["history"]) == 2  # of the plain model and of the path
 
 
 def test_stages_are_announced_in_their_order(task, quick):
@@ -491,12 +516,16 @@ class Stop(Hook):
     [
         (
             {"share": 0.5, "dims": 3},
-            "Expected one of threshold, share, dims and cost, but found share and dims",
+            "Expected one of threshold, .*, worth and tolerance, but found share and dims",
         ),
         ({"share": 1.5}, "share must lie above 0 and not above 1"),
         ({"share": 0.1}, "share=0.1 leaves no field at all. Give at least 0.25"),
         ({"dims": 0}, "dims must be above 0"),
         ({"threshold": math.nan}, "threshold must be a number"),
+        ({"tolerance": -0.5}, "tolerance must be at least 0, but is -0.5"),
+        ({"worth": -1.0}, "worth must be at least 0, but is -1.0"),
+        ({"worth": 0.1, "method": "random"}, "worth= needs a search that measures worth"),
+        ({"tolerance": 0.1, "method": "permutation"}, "tolerance= needs a search that measures"),
         ({"time_limit": -1.0}, "time_limit must be a number above 0, but is -1.0"),
         (
             {"training": Training(batch=4096)},
@@ -554,7 +583,7 @@ def test_when_all_gates_close_the_scores_are_not_lost(task, tmp_path):
         return decide(
             task,
             model="mlp",
-            method=LeAPMethod(strength=50.0),
+            method=PressureMethod(strength=50.0),
             training=TRAINING,
             checkpoint=tmp_path,
             **more,

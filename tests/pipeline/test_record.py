@@ -2,7 +2,7 @@
 
 import json
 import math
-from dataclasses import FrozenInstanceError, fields
+from dataclasses import FrozenInstanceError, asdict, fields
 
 import pytest
 
@@ -13,9 +13,11 @@ from torchleap.pipeline.record import (
     BenchRecord,
     KnownMetric,
     LinesRecord,
+    PathRecord,
     TableRecord,
     is_finite,
 )
+from torchleap.selection.path import Path, PathPoint, Substitute, Worth
 
 
 def bench():
@@ -65,6 +67,34 @@ def test_an_unknown_key_of_a_curve_is_an_error():
 def test_a_metric_is_described_by_its_title_and_direction():
     assert KnownMetric.of(METRICS["auc"]) == KnownMetric("AUC", higher_is_better=True)
     assert KnownMetric.of(METRICS["log_loss"]).sign == -1
+
+
+def test_the_record_of_a_path_has_its_keys_without_worth_and_gates():
+    point = PathPoint(
+        kept=("a",),
+        closed=("b",),
+        dims=3,
+        cost=1.5,
+        metric=0.8,
+        low=0.79,
+        high=0.81,
+        behind=0.01,
+        error=0.02,
+        loss=0.4,
+        price=1e-3,
+        step=900,
+    )
+    path = Path(
+        metric="auc",
+        worth={"a": Worth(0.1, 0.0, 0.2)},
+        points=(point,),
+        substitutes=(Substitute("b", "a", 0.002, 0.03),),
+        gates={"a": 0.9},
+    )
+    expected = path.to_json()
+    del expected["worth"], expected["gates"]
+    record = asdict(PathRecord.of(path))
+    assert json.loads(json.dumps(record)) == json.loads(json.dumps(expected))
 
 
 @pytest.mark.parametrize(

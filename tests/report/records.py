@@ -1,11 +1,15 @@
 """Synthetic records: closing gates, wide and sparse fields, and names that contain HTML."""
 
+import json
 import math
 import random
+from dataclasses import asdict
 
 from torchleap.fields import Field, Fields
+from torchleap.pipeline.record import PathRecord
 from torchleap.report import numbers
 from torchleap.selection import select
+from torchleap.selection.path import Path, PathPoint, Substitute, Worth
 
 UGLY = (
     "<script>alert(1)</script>",
@@ -115,6 +119,83 @@ def select_record(
             "report": 2.1,
         },
     }
+
+
+def path_record(fields=12, *, rule=None, metric="auc", costs=False, **settings):
+    """Return a record of a search with a price path: worth in nats, points and substitutes.
+
+    The selection is the point of the path within one standard error of the best, unless another
+    rule is given; that of the path then remains. With `costs` fields have costs of their own.
+    """
+    record = select_record(fields, **settings)
+    rng = random.Random(fields)
+    for field in record["fields"]:
+        if costs:
+            field["cost"] = round(rng.uniform(0.1, 3), 2)
+        field |= _worth(rng, field)
+        field |= {"score": field["worth"], "price": None}
+    path = _path(rng, record["fields"], metric)
+    kept = set(path.smallest_within().kept)
+    for field in record["fields"]:
+        field["kept"] = field["name"] in kept
+    return record | {
+        "rule": rule or {"tolerance": "1se"},
+        "path": json.loads(json.dumps(asdict(PathRecord.of(path)))),
+        "known_metrics": {
+            "auc": {"title": "AUC", "higher_is_better": True},
+            "log_loss": {"title": "log loss", "higher_is_better": False},
+        },
+    }
+
+
+def _worth(rng, field):
+    useful = field["role"] == "useful"
+    nats = 10 ** rng.uniform(-3.6, -1.4) if useful else rng.gauss(2e-5, 8e-5)
+    error = 4e-5 + 0.12 * abs(nats)
+    return {"worth": nats, "worth_low": nats - 2 * error, "worth_high": nats + 2 * error}
+
+
+def _path(rng, fields, metric):
+    """Return a path on which the field of least worth closes first; protected ones stay open."""
+    sign = {"auc": 1, "log_loss": -1}[metric]
+    groups = {}
+    for field in fields:
+        groups.setdefault(field["group"] or field["name"], []).append(field)
+    order = [group for group in groups.values() if not any(f["protected"] for f in group)]
+    order.sort(key=lambda group: max(field["worth"] for field in group))
+    level = {"auc": 0.8312, "log_loss": 0.441}[metric]
+    start = level
+    best = -math.inf
+    kept = list(fields)
+    points = []
+    for count in range(len(order) + 1):
+        closed = order[count - 1] if count else []
+        kept = [field for field in kept if field not in closed]
+        level -= sign * sum(0.9 * field["worth"] for field in closed) + rng.gauss(0, 1e-4)
+        error = 2e-4 * math.sqrt(count)
+        best = max(best, sign * level)
+        behind = best - sign * level
+        point = PathPoint(
+            kept=tuple(field["name"] for field in kept),
+            closed=tuple(field["name"] for field in closed),
+            dims=sum(field["width"] for field in kept),
+            cost=sum(field["cost"] for field in kept),
+            metric=level,
+            low=level - 2 * error,
+            high=level + 2 * error,
+            behind=behind,
+            error=error if behind else 0.0,
+            loss=0.441 + abs(start - level),
+            price=2e-5 * 1.3**count,
+            step=400 + 25 * count,
+        )
+        points.append(point)
+    substitutes = [
+        Substitute(closed["name"], other["name"], other["worth"], other["worth"] + 0.01)
+        for (closed, *_), (other, *_) in list(zip(order, order[::-1], strict=True))[:3]
+    ]
+    worth = {f["name"]: Worth(f["worth"], f["worth_low"], f["worth_high"]) for f in fields}
+    return Path(metric, worth, tuple(points), tuple(substitutes))
 
 
 def selection_of(fields, *, method="leap", **rule):

@@ -9,7 +9,14 @@ from torchleap import Selection
 from torchleap.report import Report
 from torchleap.report.numbers import MINUS, UNKNOWN
 
-from .records import UGLY, bench_record, large_bench_record, select_record, selection_of
+from .records import (
+    UGLY,
+    bench_record,
+    large_bench_record,
+    path_record,
+    select_record,
+    selection_of,
+)
 
 playwright = pytest.importorskip(
     "playwright.sync_api", reason="the report is tested in a browser: pip install playwright"
@@ -75,6 +82,8 @@ def visible_names(page):
     "record",
     [
         select_record(12),
+        path_record(12, costs=True),
+        path_record(40, metric="log_loss", rule={"worth": 1e-4}),
         select_record(40, method="permutation", difference=(0.002, (0.001, 0.003))),
         {
             "format": 1,
@@ -84,7 +93,15 @@ def visible_names(page):
         bench_record(),
         large_bench_record(),
     ],
-    ids=["leap", "permutation", "hardly anything known", "bench", "large bench"],
+    ids=[
+        "leap",
+        "path",
+        "long path",
+        "permutation",
+        "hardly anything known",
+        "bench",
+        "large bench",
+    ],
 )
 def test_every_chart_is_drawn_and_nothing_sticks_out_of_the_page(visit, record, viewport):
     page = visit(record, viewport)
@@ -292,6 +309,111 @@ def test_a_field_that_the_curve_never_dropped_leaves_only_a_bound(visit):
     assert "Expected AUC below 0." in page.locator("#planned").inner_text()
 
 
+def axis_titles(page):
+    return page.locator("[data-chart=path] .role-axis-title text").all_text_contents()
+
+
+def metric_ticks(page):
+    """Return the labels of the axis of the metric, which have a decimal point."""
+    labels = page.locator("[data-chart=path] .role-axis-label text").all_text_contents()
+    return [text for text in labels if "." in text]
+
+
+def lines_across(page, selector):
+    """Return the places of vertical lines of the path's chart, in pixels from the left."""
+    return page.evaluate(
+        "(found) => [...document.querySelectorAll(`[data-chart=path] .mark-rule line${found}`)]"
+        ".map((line) => line.getBoundingClientRect().left)",
+        selector,
+    )
+
+
+def test_the_path_is_drawn_against_the_quantity_that_is_chosen(visit):
+    page = visit(path_record(30, costs=True))
+    assert axis_titles(page) == ["fields kept", "AUC on validation rows"]
+    for choice, title in (
+        ("dimensions", "dimensions kept"),
+        ("cost", "cost of the kept fields"),
+        ("fields", "fields kept"),
+    ):
+        page.locator("#path .switch label", has_text=choice).click()
+        page.wait_for_timeout(100)
+        assert axis_titles(page)[0] == title
+
+
+def test_the_path_is_shown_near_the_best_or_completely(visit):
+    record = path_record(30)
+    worst = min(point["metric"] for point in record["path"]["points"])
+    page = visit(record)
+    near = metric_ticks(page)
+    assert float(near[0]) > worst + 0.01
+    page.locator("#path .switch label", has_text="all points").click()
+    page.wait_for_timeout(100)
+    assert float(metric_ticks(page)[0]) < worst + 0.01
+    page.locator("#path .switch label", has_text="near the best").click()
+    page.wait_for_timeout(100)
+    assert metric_ticks(page) == near
+
+
+def test_a_point_of_the_path_lists_its_interval_price_and_what_closes_next(visit):
+    record = path_record(12, ugly=False)
+    first, second = record["path"]["points"][:2]
+    page = visit(record)
+    page.locator("[data-chart=path]").scroll_into_view_if_needed()
+    chart = page.locator("[data-chart=path] svg").bounding_box()
+    left = lines_across(page, "[opacity='0']")[0]
+    page.mouse.move(left, chart["y"] + chart["height"] / 2)
+    assert page.locator("#tip strong").inner_text() == "12 fields"
+    assert texts(page, "#tip dt") == ["AUC", "dimensions", "price", "closes next"]
+    metric, dims, price, closes = texts(page, "#tip dd")
+    assert metric == f"{first['metric']:.4f} ({first['low']:.4f} to {first['high']:.4f})"
+    assert (dims, price) == (str(first["dims"]), "0.00002 nats")
+    assert closes == ", ".join(second["closed"])
+
+
+def test_the_slider_expects_the_metric_of_the_path_and_moves_its_line(visit):
+    record = path_record(12)
+    page = visit(record)
+    points = record["path"]["points"]
+    places = lines_across(page, "[opacity='0']")
+    for number in (-1, 0):
+        point = points[number]
+        page.locator("#dims").fill(str(point["dims"]))
+        page.wait_for_timeout(100)
+        planned = page.locator("#planned").inner_text()
+        assert f"Expected AUC on validation rows: {point['metric']:.4f} (" in planned
+        assert "measured on the path with these fields" in planned
+        assert lines_across(page, "[stroke-dasharray]") == [pytest.approx(places[number], abs=1)]
+
+
+def test_the_nearest_point_of_the_path_is_named_where_no_point_has_these_fields(visit):
+    record = path_record(12)
+    points = record["path"]["points"]
+    page = visit(record | {"path": {**record["path"], "points": [points[0], points[-1]]}})
+    page.locator("#dims").fill(str(points[0]["dims"] - 1))
+    planned = page.locator("#planned").inner_text()
+    assert f"about {points[0]['metric']:.4f} (" in planned
+    assert "as on the path with 12 fields, " in planned
+    assert " of them dropped here." in planned
+
+
+def test_worth_has_whiskers_in_the_ladder_and_is_what_the_table_is_sorted_by(visit):
+    record = path_record(12)
+    page = visit(record)
+    assert page.locator("#ladder [data-field] u").count() == 12
+    bars = page.evaluate(
+        "[...document.querySelectorAll('#ladder [data-field]')].map((row) =>"
+        " [row.querySelector('u'), row.querySelector('i')].map((e) => e.getBoundingClientRect())"
+        ".map((box) => [box.left, box.right]))"
+    )
+    best, worst = bars[0], bars[-1]
+    assert best[0][0] < best[1][1] < best[0][1]  # the bar ends inside its whisker
+    assert worst[1][1] <= best[1][0] + 3  # a negative bar ends where positive ones begin
+    assert page.locator("#table th[aria-sort=descending]").inner_text().startswith("Worth in nats")
+    shown = texts(page, "#table td[data-key=worth]")
+    assert all(" to " in text for text in shown)
+
+
 def ties_and_groups():
     rows = [
         ("b", 8, 0.7, None),
@@ -326,9 +448,10 @@ def ties_and_groups():
     [
         (ties_and_groups(), (5, 9, 13, 17, 24, 30, 53)),
         (select_record(30, seed=1), (300, 777)),
+        (path_record(30, seed=1), (300, 777)),
         (select_record(40, seed=2, method="shark"), (16, 500)),
     ],
-    ids=["ties, groups and protected", "leap", "shark"],
+    ids=["ties, groups and protected", "leap", "path", "shark"],
 )
 def test_the_download_is_what_the_library_selects(visit, tmp_path, record, budgets):
     page = visit(record)
@@ -373,8 +496,9 @@ def test_the_ladder_is_walked_by_keys(visit):
     assert page.locator("#tip").is_visible()
 
 
-def test_dark_is_followed_and_can_be_switched_off_and_paper_is_always_white(visit, tmp_path):
-    page = visit(select_record(64), color_scheme="dark")
+@pytest.mark.parametrize("record", [select_record(64), path_record(64)], ids=["gates", "path"])
+def test_dark_is_followed_and_can_be_switched_off_and_paper_is_always_white(visit, record):
+    page = visit(record, color_scheme="dark")
     paper = "getComputedStyle(document.documentElement).getPropertyValue('--card')"
     assert page.evaluate(paper) == "#191f27"
     page.locator("#theme").click()

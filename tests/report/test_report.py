@@ -10,7 +10,7 @@ from torchleap.report import Report
 from torchleap.report.bench import bench_context
 from torchleap.report.charts import charts_of
 
-from .records import UGLY, bench_record, large_bench_record, select_record
+from .records import UGLY, bench_record, large_bench_record, path_record, select_record
 
 SMALL = {
     "format": 1,
@@ -48,6 +48,16 @@ def test_names_cannot_leave_their_script_element():
 @pytest.mark.parametrize("missing", sorted(select_record(12).keys() - {"format", "kind", "fields"}))
 def test_any_part_of_a_record_may_be_missing(missing):
     record = select_record(12)
+    for lacking in (
+        {key: value for key, value in record.items() if key != missing},
+        record | {missing: None},
+    ):
+        assert "</html>" in Report(lacking).html()
+
+
+@pytest.mark.parametrize("missing", sorted(path_record(12).keys() - {"format", "kind", "fields"}))
+def test_any_part_of_a_record_with_a_path_may_be_missing(missing):
+    record = path_record(12)
     for lacking in (
         {key: value for key, value in record.items() if key != missing},
         record | {missing: None},
@@ -144,6 +154,19 @@ def test_pictures_of_every_chart(tmp_path):
     (picture,) = Report(bench_record()).png(tmp_path)
     assert picture.read_bytes().startswith(b"\x89PNG")
     assert picture.stat().st_size > 10_000
+
+
+def test_pictures_of_a_path_have_worth_on_their_axes(tmp_path):
+    record = path_record(12)
+    drawings = {path.stem: path.read_text() for path in Report(record).svg(tmp_path)}
+    assert {"path", "ladder", "ranks", "width"} <= drawings.keys()
+    assert "return" not in drawings
+    assert "fields kept" in drawings["path"]
+    assert "best: " in drawings["path"]
+    for name in ("ladder", "ranks", "width"):
+        assert "worth in nats" in drawings[name]
+    for drawing in drawings.values():
+        assert "var(--" not in drawing
 
 
 @pytest.mark.parametrize("package", ["jinja2", "vl_convert"])

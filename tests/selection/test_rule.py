@@ -91,9 +91,11 @@ def test_every_rule_is_registered_under_its_keyword_with_an_option_of_its_own():
         "--share",
         "--dims",
         "--budget",
+        "--worth",
+        "--tolerance",
     ]
     assert all(rule.help.endswith(".") for rule in RULES.values())
-    assert [rule.kind for rule in RULES.values()] == [float, float, int, float]
+    assert [rule.kind for rule in RULES.values()] == [float, float, int, float, float, str]
 
 
 @pytest.mark.parametrize("name", RULES)
@@ -111,6 +113,8 @@ def test_without_a_limit_the_rule_is_a_threshold_of_one_half():
 def test_numbers_of_numpy_become_plain():
     assert type(Rule.of(dims=np.int64(3)).limit) is int
     assert json.dumps(Rule.of(share=np.float32(0.5)).to_json()) == '{"share": 0.5}'
+    assert json.dumps(Rule.of(tolerance=np.float32(0.5)).to_json()) == '{"tolerance": 0.5}'
+    assert json.dumps(Rule.of(worth=np.float64(0.5)).to_json()) == '{"worth": 0.5}'
 
 
 def test_a_selection_carries_its_rule_even_if_its_method_has_a_setting_of_that_name(tmp_path):
@@ -137,6 +141,10 @@ def test_a_file_without_a_rule_is_still_read(tmp_path):
         ({}, "such as {'share': 0.5}"),
         ([], r"found \[\]"),
         ({"share": "half"}, "share must be a number, but is 'half'"),
+        ({"worth": "much"}, "worth must be a number, but is 'much'"),
+        ({"worth": -1}, "worth must be at least 0, but is -1"),
+        ({"tolerance": "2se"}, "tolerance must be a number or '1se', but is '2se'"),
+        ({"tolerance": [1]}, r"tolerance must be a number, but is \[1\]"),
         ({"shares": 0.5}, "There is no rule 'shares'. Did you mean 'share'"),
     ],
 )

@@ -1,13 +1,13 @@
 """Table 1: search, keep a share of the fields, train a new model on them, compare on test rows."""
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
 from .._common.text import plural
-from ..methods import LeAPMethod
+from ..methods import GateMethod
 from ..objectives import METRICS, Metric, s_auc
 from ..selection import Rule, select
 from .grid import REFERENCE, Grid
@@ -21,7 +21,6 @@ Place = tuple[str, str, float, str]  # data set, backbone, share, method
 Pair = tuple[int, int]  # search seed, retrain seed
 Search = tuple[str, str, str, int]  # data set, backbone, method, search seed
 MARK = {"better": " >", "worse": " <", "tie": " ="}
-OPEN = 0.5  # a gate above this is open
 
 
 @dataclass(frozen=True)
@@ -122,14 +121,14 @@ class SearchRetrain:
                 searches = self.searches.get((data.name, model, method), {})
                 for seed, result in searches.items():
                     pair = (data.name, seed)
-                    of_best, of_open = truth_found(data, result["scores"])
+                    of_best, of_open = truth_found(data, result["scores"], result["open"])
                     best[method][pair] = Sample(f"{method} {pair}", of_best)
                     opened[method].append(Sample(f"{method} {pair}", of_open))
         found = {method: own for method, own in best.items() if own}
         marks = _compared(found, self.grid.leap)
         rows = []
         for method, own in best.items():
-            has_gates = isinstance(self.grid.methods[method], LeAPMethod)
+            has_gates = isinstance(self.grid.methods[method], GateMethod)
             cells = (
                 _cell(_mean(own.values()), marks.get(method)),
                 _cell(_mean(opened[method]), None) if has_gates else None,
@@ -138,8 +137,8 @@ class SearchRetrain:
         sets = plural(len(known), "data set")
         title = f"F1 on useful fields, {sets} with known ground truth, {model}"
         notes = (
-            "Best: as many fields as are useful, by score. Open: the fields whose gate is above "
-            f"{OPEN}.",
+            "Best: as many fields as are useful, by score. Open: the fields that are kept without "
+            "a budget: within one standard error of the best on a path, or gates above 0.5.",
             "A copy of a useful field counts as that field; a useless one in its place is wrong.",
             self._marks_note(),
         )
@@ -225,7 +224,7 @@ def kept_by(data: DataSet, scores: Mapping[str, float], share: float) -> tuple[s
 
 
 def truth_found(
-    data: DataSet, scores: Mapping[str, float], threshold: float = OPEN
+    data: DataSet, scores: Mapping[str, float], opened: Collection[str]
 ) -> tuple[float, float]:
     """Return two F1 scores: of the best fields, as many as are useful, and of the open ones.
 
@@ -234,7 +233,7 @@ def truth_found(
     Args:
         data: The data set, whose useful fields are known.
         scores: The scores by field.
-        threshold: Fields that score above this are open.
+        opened: The fields that are kept without a budget.
     """
     teams: dict[str, float] = {}
     for name, score in scores.items():
@@ -243,8 +242,9 @@ def truth_found(
     # among equals the useless come first, so that a tie is never counted as found
     ordered = sorted(teams, key=lambda name: (-teams[name], name in data.useful))
     best = ordered[: len(data.useful)]
-    opened = [name for name in ordered if teams[name] > threshold]
-    return f1(best, data.useful), f1(opened, data.useful)
+    leaders = {data.source.get(name, name) for name in opened}
+    kept = [name for name in ordered if name in leaders]
+    return f1(best, data.useful), f1(kept, data.useful)
 
 
 def _unchanged(value: float) -> float:

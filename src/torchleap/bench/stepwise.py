@@ -7,7 +7,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from .._common.errors import TorchleapError
-from ..methods import LeAPMethod, Method
+from ..methods import GateMethod, Method
 from ..objectives import Metric
 from .grid import Grid
 from .run import Runner
@@ -80,7 +80,7 @@ class Stepwise:
         rows = [_row(number, step) for number, step in enumerate(self.steps, start=1)]
         title = f"Stepwise validation of the gates: {self.data.name}, {self.model}"
         metric = f"validation {self.metric.title}"
-        columns = ("step", "fields", "zone", "gate", metric, "difference", "label")
+        columns = ("step", "fields", "zone", "score", metric, "difference", "label")
         return [Table(title, columns, tuple(rows), self._notes())]
 
     def _notes(self) -> tuple[str, ...]:
@@ -139,7 +139,7 @@ def _row(number: int, step: Step) -> tuple[str | None, ...]:
         str(number),
         name,
         "retained" if step.retained else "suppressed",
-        f"{step.gate:.3f}",
+        f"{step.gate:.3g}",
         interval_text(step.metric),
         None if step.difference is None else signed(step.difference),
         step.label,
@@ -154,7 +154,7 @@ def stepwise(grid: Grid, runner: Runner) -> list[Stepwise]:
         runner: The runner, whose store keeps the results.
     """
     method = grid.methods[grid.leap]
-    if not isinstance(method, LeAPMethod):
+    if not isinstance(method, GateMethod):
         raise TorchleapError(
             f"The stepwise validation needs gates: expected the method leap, but found {grid.leap}."
         )
@@ -184,7 +184,7 @@ class _Work:
         found = self._search()
         scores: dict[str, float] = found["scores"]
         order = sorted(scores, key=lambda name: -scores[name])
-        retained = [name for name in order if scores[name] > 0.5] or order[:1]
+        retained = [name for name in order if name in found["open"]] or order[:1]
         suppressed = [name for name in order if name not in retained]
         prefixes = [retained[: count + 1] for count in range(len(retained))]
         built = self._train(prefixes, to_come=2 * len(suppressed) * self.grid.retrain_seeds)

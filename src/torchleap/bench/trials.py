@@ -13,13 +13,14 @@ from ..methods import METHODS, Method
 from ..models import BACKBONES, Backbone
 from ..pipeline.evidence import trajectories
 from ..pipeline.retrain import retrain
-from ..pipeline.search import search
+from ..pipeline.search import SearchResult, search
 from ..training.fit import Training
 from .sets import DataSet, Recipe
 
 # Version of the settings in a key. A store of an earlier version stays readable, but its trials
 # have other keys, so they run again.
-FORMAT = 2
+FORMAT = 3
+OPEN = 0.5  # a gate above this is open
 
 
 @dataclass(frozen=True)
@@ -108,6 +109,8 @@ class SearchTrial(Trial):
             "seconds": result.seconds,
             "memory": result.memory,
             "gates": None if gates is None else asdict(gates),
+            "open": _open_fields(result),
+            "path": None if result.path is None else result.path.to_json(),
         }
 
 
@@ -140,6 +143,13 @@ class RetrainTrial(Trial):
         )
         evaluations = len(result.run.history)
         return {"metrics": result.metrics, "seconds": result.seconds, "evaluations": evaluations}
+
+
+def _open_fields(result: SearchResult) -> list[str]:
+    """Return the fields that a search keeps without a budget: on a path, or by their gates."""
+    if result.path is not None and result.path.points:
+        return list(result.path.smallest_within().kept)
+    return [name for name, score in result.scores.items() if score > OPEN]
 
 
 def registered_name(chosen: Method | Backbone) -> str:

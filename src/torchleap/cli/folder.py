@@ -53,7 +53,9 @@ def check_unused(out: Path, *, resume: bool, force: bool) -> None:
         resume: Whether an interrupted run is to be continued, which then must exist.
         force: Whether existing results may be replaced.
     """
-    has_state = (out / STATE / "full.pt").exists()  # as `is_saved`, which imports torch
+    state = out / STATE
+    # as `is_saved`, which imports torch
+    has_state = (state / "full.pt").exists() or any((state / "search").glob("*.pt"))
     existing = [name for name in RESULTS if (out / name).exists()]
     if resume and not has_state:
         reason = "is done already" if existing else "has no run to resume"

@@ -215,6 +215,12 @@ class SearchOptions(Options):
     method: Annotated[
         str, typer.Option(help="The method that scores fields: leap, permutation, shark, ...")
     ] = "leap"
+    price_by: Annotated[
+        str | None,
+        typer.Option(
+            help="What an open field pays for on leap's path: field (all the same), dims or cost."
+        ),
+    ] = None
     model: Annotated[
         str, typer.Option(help="The backbone: wide_deep, deepfm, dcn, fibinet, mlp, dlrm.")
     ] = "wide_deep"

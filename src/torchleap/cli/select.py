@@ -78,8 +78,9 @@ def _settings(search: SearchOptions, rules: RuleOptions) -> dict[str, Any]:
 
     rule = rules.rule()
     limit = {} if rule is None else rule.to_json()
+    price_by = {} if search.price_by is None else {"price_by": search.price_by}
     return {
-        "method": methods.named(search.method),
+        "method": methods.named(search.method, price_by),
         "model": models.named(search.model),
         "training": search.training(),
         "seed": search.seed,

@@ -77,10 +77,12 @@ def _show_evidence(
     record: Mapping[str, Any], selection: Selection, time_limit: float | None
 ) -> None:
     """Print the comparison of both models, or why all fields stay."""
-    from ..report.verdict import advice, certainty, savings
+    from ..report.verdict import advice, certainty, rule, savings, tolerance
 
     if selection.dropped:
         show(f"{measured(record)} {certainty(record)}\n{savings(record)}")
+        if tolerance(record) or "worth" in record["rule"]:
+            show(rule(record))
         show(f"Keep: {shortened(selection.kept)}.\nDrop: {shortened(selection.dropped)}.")
     elif record["undecided"]:
         show(
@@ -94,6 +96,14 @@ def _show_evidence(
 
 def why_all_stay(record: Mapping[str, Any], time_limit: float | None) -> str:
     """Return the reason for which a rule drops no field."""
+    from ..report.numbers import worth
+    from ..report.verdict import tolerance
+
+    accepted = tolerance(record)
+    if accepted:
+        return f"Every smaller model on the path is worse than the best by more than {accepted}."
+    if "worth" in record["rule"]:
+        return f"Every unprotected field is worth at least {worth(record['rule']['worth'])} nats."
     if "threshold" not in record["rule"]:
         return "This rule leaves room for all of them."
     reason = "No unprotected field scores low enough for this rule."

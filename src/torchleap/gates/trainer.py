@@ -5,14 +5,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
 
 from .._common.checks import check_arguments, is_whole, number, whole
-from .._common.errors import TorchleapError
 from .._common.states import check_tensors, checked_optimizer_state, expect
 from ..distributed import ranks
-from .guard import reserve
-from .held_out import held_out, rest
+from .base_trainer import BaseTrainer
+from .held_out import rest
 from .leap import LeAP
 from .optimizer import GateOptimizer
 
@@ -92,7 +90,7 @@ def _speed(strength: float | None) -> float:
     return max(strength, 0.1)
 
 
-class GateTrainer:
+class GateTrainer(BaseTrainer):
     """Train the gates of an attached model, one step after each step of the model.
 
     `Plugin.trainer` makes one. While it exists, no other optimizer moves the gates: their gradient
@@ -139,32 +137,23 @@ class GateTrainer:
             strength="" if strength is None else number(strength, at_least=0),
             lr="" if lr is None else number(lr, above=0),
         )
-        rest(model, gates)
-        self.model = model
-        self.gates = gates
+        super().__init__(model, gates)
         self.planned = steps
         self.strength = strength
-        self.done = 0
         rate = gate_learning_rate(steps, strength) if lr is None else lr
         self.rise = rising_steps(steps, strength, rate)
         self.closing = closing_steps(self.rise, strength, rate)
-        self.optimizer: Optimizer
         if strength is None:
             self.optimizer = torch.optim.Adam([gates.theta], lr=rate, fused=True)
         else:
             self.optimizer = GateOptimizer(gates, lr=rate, strength=strength, optimism=optimism)
         self._total: Tensor | None = None  # (G,) sum of the gates over all steps
-        self._aside: Tensor | None = None  # (G,) gradient that another optimizer must not see
-        reserve(gates, self)
 
     def step(self, loss: Callable[[], Tensor] | None = None) -> None:
         """Move the gates, against a pressure that has risen a little.
 
         Args:
-            loss: Computes the model's loss on rows that the model does not train on, which is
-                needed where rows are seen more than once: gates that learn from train rows keep
-                fields that help to memorise them. None learns from the batch whose loss was just
-                propagated back, for a stream in which every row is new.
+            loss: As in `BaseTrainer.step`.
         """
         self._raise_pressure()
         self._return_gradient()
@@ -209,13 +198,6 @@ class GateTrainer:
     def has_settled(self) -> bool:
         """Whether a useless gate has had the time to close, see `closing_steps`."""
         return self.done >= self.closing
-
-    def set_aside(self, gradient: Tensor) -> None:
-        """Keep a gradient of the gates for the next step; several add up, as in `backward()`."""
-        if self._aside is None:
-            self._aside = gradient.clone()
-        else:
-            self._aside = self._aside + gradient
 
     def state_dict(self) -> dict[str, Any]:
         """Return what a resumed training needs besides the model's own state_dict."""
@@ -264,32 +246,6 @@ class GateTrainer:
         if self.strength is not None:
             part = min(1.0, (self.done + 1) / self.rise)
             self.optimizer.param_groups[0]["strength"] = self.strength * part
-
-    def _return_gradient(self) -> None:
-        """Put the gradient that was set aside back to theta."""
-        if self._aside is not None:
-            rest(self.model, self.gates)
-            theta = self.gates.theta
-            theta.grad = self._aside if theta.grad is None else theta.grad + self._aside
-            self._aside = None
-
-    def _step_on_held_out_rows(self, loss: Callable[[], Tensor]) -> None:
-        with held_out(self.model, self.gates):
-            value = loss()
-            penalty = self.penalty()
-            if penalty is not None:
-                value = value + penalty
-            value.backward()  # type: ignore[no-untyped-call]
-            self._refuse_missing_gradient("Call the attached model in the function of the loss")
-            self.optimizer.step()
-
-    def _refuse_missing_gradient(self, cure: str) -> None:
-        theta = self.optimizer.param_groups[0]["params"][0]
-        is_elsewhere = ranks.own_part(theta.detach()).numel() == 0  # of gates that are sharded
-        if theta.grad is None and not self.gates.warming_up and not is_elsewhere:
-            raise TorchleapError(
-                f"trainer.step() expects a gradient on the gates, but found none. {cure}."
-            )
 
     def _add_to_mean(self) -> None:
         if self.planned is not None:

@@ -11,14 +11,15 @@ from .._common.checks import with_settings
 from .._common.errors import TorchleapError, nearest
 from .adafs import AdaFS
 from .autofield import AutoField
-from .base import Method, Scores, Search
+from .base import GateMethod, Method, Scores, Search, Snapshot
 from .controls import Nothing, Random
 from .deep_lasso import DeepLasso
 from .lasso import Lasso
-from .leap import LeAPBaseMethod, LeAPMethod
+from .leap import LeAPMethod
 from .lpfs import LPFS
 from .optfs import OptFS
 from .permutation import Permutation
+from .pressure import LeAPBaseMethod, PressureMethod
 from .sfs import SFS
 from .shark import Shark
 from .stg import STG
@@ -35,6 +36,7 @@ __all__ = [
     "AutoField",
     "DeepLasso",
     "Forest",
+    "GateMethod",
     "Lasso",
     "LeAPBaseMethod",
     "LeAPMethod",
@@ -42,10 +44,12 @@ __all__ = [
     "Nothing",
     "OptFS",
     "Permutation",
+    "PressureMethod",
     "Random",
     "Scores",
     "Search",
     "Shark",
+    "Snapshot",
     "VariationalDropout",
     "XGBoost",
     "named",
@@ -53,6 +57,7 @@ __all__ = [
 
 METHODS: dict[str, type[Method]] = {
     "leap": LeAPMethod,
+    "leap_pressure": PressureMethod,
     "leap_base": LeAPBaseMethod,
     "lasso": Lasso,
     "forest": Forest,
@@ -80,7 +85,7 @@ def named(method: str | Method, settings: Mapping[str, Any] | None = None) -> Me
         method: The name of a method in `METHODS`, or a method.
         settings: New values by name; None changes nothing.
 
-    >>> named("leap", {"strength": 0.2}).strength
+    >>> named("leap_pressure", {"strength": 0.2}).strength
     0.2
     """
     if not isinstance(method, Method):

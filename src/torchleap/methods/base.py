@@ -7,17 +7,31 @@ A new method is a file beside this one with a frozen dataclass of its settings, 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from .._common.checks import check_settings
 from ..data.task import Batch, Batches, Task
 from ..models import Backbone, Ranker, build
+from ..selection import Path as FieldPath
 from ..training.fit import Hook, Run, Training, TrainingError, fit
 
 Scores = dict[str, float]  # by field, in their order; higher is better
+
+
+class Snapshot(NamedTuple):
+    """The weights of a model at one point of a path.
+
+    Attributes:
+        kept: The fields that were open.
+        weights: The state of the attached model, gates included.
+    """
+
+    kept: tuple[str, ...]
+    weights: dict[str, Tensor]
 
 
 @dataclass
@@ -36,6 +50,9 @@ class Search:
         runs: The number of training runs so far.
         trained: The model that was trained last, with its best weights.
         last_run: The training run of that model.
+        path: The path and the worth of the fields, if the method has found them.
+        plain: The model of all fields that the method trained first, if it trained one.
+        snapshots: The weights of the last model at some points of the path.
     """
 
     task: Task
@@ -48,6 +65,9 @@ class Search:
     runs: int = 0
     trained: nn.Module | None = None
     last_run: Run | None = None
+    path: FieldPath | None = None
+    plain: nn.Module | None = None
+    snapshots: list[Snapshot] = field(default_factory=list)
 
     @property
     def steps_per_epoch(self) -> int:
@@ -64,13 +84,20 @@ class Search:
         torch.manual_seed(self.seed)
         return build(self.backbone, self.task)
 
-    def fit(self, model: nn.Module, *hooks: Hook, training: Training | None = None) -> Run:
+    def fit(
+        self,
+        model: nn.Module,
+        *hooks: Hook,
+        training: Training | None = None,
+        optimizers: Sequence[Optimizer] | None = None,
+    ) -> Run:
         """Train a model and add the records of the run to the history.
 
         Args:
             model: The model, which is changed in place.
             hooks: The hooks of a method; callbacks see the values that they add to a record.
             training: Other settings than those of the search; None takes those.
+            optimizers: The optimizers of the model; None makes new ones.
         """
         path = None
         if self.checkpoints is not None:
@@ -80,6 +107,7 @@ class Search:
             self.task,
             training or self.training,
             hooks=(*hooks, *self.callbacks),
+            optimizers=optimizers,
             checkpoint=path,
             keep_checkpoint=True,
         )
@@ -116,6 +144,11 @@ class Method:
     def score(self, search: Search) -> Scores:
         """Return the scores of all fields; the higher, the more a field is worth keeping."""
         raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class GateMethod(Method):
+    """A method whose own trained model has LeAP's gates, so that it is the one to prune."""
 
 
 def put_before_net(model: Ranker, layer: nn.Module) -> None:

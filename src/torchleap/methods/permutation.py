@@ -9,6 +9,8 @@ from torch import Tensor
 from .._common.checks import check_settings, one_of, setting
 from ..models import Ranker
 from ..objectives import METRICS
+from ..selection import Path, Worth
+from ..selection.path import NORMAL_95
 from .base import Method, Scores, Search
 from .shuffled import ShuffledOutputs
 
@@ -19,6 +21,7 @@ class Permutation(Method):
 
     The last record of the search's history contains the standard deviation over the repeats,
     `fall_std_<field>`: a fall that is not several times as large cannot be distinguished from none.
+    The search also has the worth of each field: the rise of the loss in nats, with its interval.
 
     Args:
         repeats: The number of shuffles of each field; the mean over them is the score.
@@ -57,10 +60,33 @@ class Permutation(Method):
         outputs = ShuffledOutputs(model, search.task, sample, orders)
         unshuffled = metric.gain(score(outputs.unshuffled))
         falls = []
-        for place in range(len(search.task.fields)):
+        worth = {}
+        for place, name in enumerate(search.task.fields.names):
             shuffled = outputs.of(place)  # (repeats, N)
             falls.append([unshuffled - metric.gain(score(output)) for output in shuffled])
+            worth[name] = self.worth(search, outputs.unshuffled, shuffled, sample)
+        search.path = Path(metric.name, worth)
         return torch.tensor(falls, dtype=torch.float64)
+
+    def worth(self, search: Search, unshuffled: Tensor, shuffled: Tensor, sample: Tensor) -> Worth:
+        """Return the rise of the loss of the same model when the field is shuffled.
+
+        The model does not adapt, so that it is an upper bound of what a retrained one would pay.
+
+        Args:
+            search: The search.
+            unshuffled: The outputs of the rows, (N,).
+            shuffled: Their outputs with the field shuffled, (repeats, N).
+            sample: The positions of the rows, (N,).
+        """
+        objective = search.task.objective
+        label = search.task.valid.label[sample]
+        before = objective.row_losses(unshuffled, label)  # (N,)
+        rises = torch.stack([objective.row_losses(one, label) - before for one in shuffled])
+        by_row = rises.mean(0)
+        error = NORMAL_95 * float(by_row.std()) / len(by_row) ** 0.5
+        value = float(by_row.mean())
+        return Worth(value, value - error, value + error)
 
     def draw(self, rows: int, seed: int) -> tuple[Tensor, Tensor]:
         """Return the rows to use and the orders to shuffle them into, the same for all fields.

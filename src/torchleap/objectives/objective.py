@@ -131,6 +131,19 @@ class Objective:
         rows = self.predictions(label, output, group)
         return {metric.name: metric.compute(rows) for metric in self.metrics_for(group)}
 
+    def row_losses(self, output: Tensor, label: Tensor) -> Tensor:
+        """Return the loss of each row by itself, (N,), for intervals of the mean loss.
+
+        Args:
+            output: The raw outputs of the rows, (N,) or (N, output_width).
+            label: The label of each row, (N,).
+        """
+
+        def own_loss(one: Tensor, own_label: Tensor) -> Tensor:
+            return self.loss(one.unsqueeze(0), own_label.unsqueeze(0))
+
+        return torch.vmap(own_loss)(output, label)
+
     def scorer(self, metric: Metric, label: Tensor, group: Tensor | None = None) -> Score:
         """Return a metric as a function of raw outputs, for many outputs of the same rows.
 

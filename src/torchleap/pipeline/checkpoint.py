@@ -19,7 +19,8 @@ FINE_TUNING = "fine.pt"
 
 def is_saved(checkpoint: str | os.PathLike[str]) -> bool:
     """Return whether `decide` can resume from this folder."""
-    return (Path(checkpoint) / FULL).exists()
+    folder = Path(checkpoint)
+    return (folder / FULL).exists() or any((folder / SEARCH).glob("*.pt"))
 
 
 def forget(checkpoint: str | os.PathLike[str]) -> None:

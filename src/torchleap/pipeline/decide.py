@@ -23,9 +23,9 @@ from ..methods import named as method_named
 from ..models import Backbone
 from ..models import named as backbone_named
 from ..plugin import Plugin
-from ..selection import Rule, Selection
+from ..selection import Limits, Rule, Selection
 from ..surgery.plan import plan_of
-from ..training.fit import Hook, Training
+from ..training.fit import Hook, Run, Training
 from .checkpoint import FULL, SEARCH, claim, forget
 from .evidence import (
     compare,
@@ -33,6 +33,7 @@ from .evidence import (
     field_records,
     known_metrics,
     masking_curve,
+    path_curve,
     scoring_milliseconds,
     task_record,
     timed_rows,
@@ -44,6 +45,7 @@ from .record import (
     CutRecord,
     FindingRecord,
     MetricsRecord,
+    PathRecord,
     SavingsRecord,
     SelectRecord,
 )
@@ -113,6 +115,8 @@ def decide(
     share: float | None = None,
     dims: int | None = None,
     cost: float | None = None,
+    worth: float | None = None,
+    tolerance: float | str | None = None,
     seed: int = 0,
     time_limit: float | None = None,
     callbacks: Sequence[Hook] = (),
@@ -127,8 +131,9 @@ def decide(
     """Score the fields, drop some by a rule, prune and fine-tune the model, and compare it.
 
     The pruned model is compared on the test rows with a model of all fields that was trained
-    without any selection. LeAP's own model is pruned; the scores of other methods are applied to
-    the model of all fields. Where no field reaches a threshold, and, without a rule, where the
+    without any selection. LeAP's own model is pruned, with the weights that it had on the path
+    when it had adapted to about these fields; the scores of other methods are applied to the model
+    of all fields. Where no field reaches a threshold, and, without a rule, where the
     rows are too few to decide, all fields are kept and `record["undecided"]` is the reason.
 
     On several ranks (`torchrun`) the ranks divide the trainings and all return the same decision;
@@ -139,11 +144,15 @@ def decide(
         model: The backbone, or its name.
         method: The method, or its name.
         training: The settings of the trainings; None is the default with a suitable batch.
-        threshold: Keep fields that score at least this. One of the four rules may be given; the
-            default is a threshold of 0.5 for gates and half of the fields for other scores.
+        threshold: Keep fields whose gate is at least this. One rule may be given; the default is
+            a tolerance of one standard error on LeAP's path, a threshold of 0.5 for other gates,
+            and half of the fields for other scores.
         share: Keep this share of the fields.
         dims: Keep at most this many dimensions.
         cost: Keep fields of at most this cost in total.
+        worth: Keep fields that are worth at least this many nats.
+        tolerance: Keep the fewest fields whose validation metric is within this of the best on
+            the path; "1se" is one standard error.
         seed: The seed of all random choices.
         time_limit: About how many seconds everything may take: each stage then ends with the best
             that it has. None sets no limit.
@@ -158,8 +167,11 @@ def decide(
         command: The command line that decides the same again, for the report.
     """
     given = None
-    if any(limit is not None for limit in (threshold, share, dims, cost)):
-        given = Rule.of(threshold=threshold, share=share, dims=dims, cost=cost)
+    limits = Limits(
+        threshold=threshold, share=share, dims=dims, cost=cost, worth=worth, tolerance=tolerance
+    )
+    if any(limit is not None for limit in limits.values()):
+        given = Rule.of(**limits)
     job = Job(
         task=task,
         backbone=backbone_named(model),
@@ -209,6 +221,7 @@ class _Outcome:
     selection: Selection
     undecided: str | None
     plugin: Plugin
+    full: nn.Module
     small: nn.Module
     metrics: MetricsRecord
     curve: CurveRecord
@@ -218,23 +231,42 @@ class _Outcome:
 def _run(job: Job, stages: _Stages) -> _Outcome:
     """Do all stages of a decision, one after the other."""
     task = job.task
-    with stages("training with all fields"):
-        full = retrain(task, model=job.backbone, **job.training_of(0.3, FULL))
-    with stages("searching"):
-        found = search(task, model=job.backbone, method=job.method, **job.training_of(0.5, SEARCH))
+    full, trained, found = _train_and_search(job, stages)
     selection, undecided = job.select(found)
     with stages("preparing"):
-        plugin = job.plugin(found, full.model)
+        plugin = job.plugin(found, full, selection)
     with stages("masking"):
-        points = masking_curve(plugin, selection, task)
+        if found.path is not None and found.path.points:
+            points = path_curve(found.path, task)
+        else:
+            points = masking_curve(plugin, selection, task)
     with stages("fine-tuning"):
-        trained = found.run if job.trains_gates else full.run
         small = job.prune(plugin, selection, trained)
     with stages("comparing"):
-        metrics = compare(full.model, small, task)
-        curve = curve_record(points, full.model, small, selection, task)
-        savings = _savings(full.model, small, task)
-    return _Outcome(found, selection, undecided, plugin, small, metrics, curve, savings)
+        metrics = compare(full, small, task)
+        curve = curve_record(points, full, small, selection, task)
+        savings = _savings(full, small, task)
+    return _Outcome(found, selection, undecided, plugin, full, small, metrics, curve, savings)
+
+
+def _train_and_search(job: Job, stages: _Stages) -> tuple[nn.Module, Run | None, SearchResult]:
+    """Train the model of all fields and search; a price path does both in one run.
+
+    Returns:
+        The model of all fields, the run that trained the model to prune, and the search.
+    """
+    settings: dict[str, Any] = {"model": job.backbone, "method": job.method}
+    if job.trains_plain:
+        with stages("searching"):
+            found = search(job.task, **settings, **job.training_of(0.8, SEARCH))
+        assert found.plain is not None
+        return found.plain, found.run, found
+    with stages("training with all fields"):
+        full = retrain(job.task, model=job.backbone, **job.training_of(0.3, FULL))
+    with stages("searching"):
+        found = search(job.task, **settings, **job.training_of(0.5, SEARCH))
+    trained = found.run if job.trains_gates else full.run
+    return full.model, trained, found
 
 
 @dataclass(frozen=True)
@@ -254,6 +286,7 @@ def _record(
     task = job.task
     selection = outcome.selection
     plan = plan_of(outcome.small)
+    path = outcome.found.path
     return SelectRecord(
         title=f"Which fields are needed to predict {task.roles['label']!r}",
         command=about.command,
@@ -266,8 +299,14 @@ def _record(
         seed=job.seed,
         rule=selection.rule.to_json() if selection.rule else {},
         fields=field_records(
-            task, selection, outcome.plugin, has_prices=job.trains_gates, roles=about.roles
+            task,
+            selection,
+            outcome.plugin,
+            has_prices=job.trains_gates and not job.trains_plain,
+            roles=about.roles,
+            worth={} if path is None else path.worth,
         ),
+        path=None if path is None or not path.points else PathRecord.of(path),
         trajectories=trajectories(outcome.found.history, selection.fields),
         history=[_without_gates(entry) for entry in outcome.found.history],
         curve=outcome.curve,

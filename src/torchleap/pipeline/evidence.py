@@ -12,7 +12,8 @@ from ..data.task import Task
 from ..fields import Fields
 from ..objectives import METRICS, Metric
 from ..plugin import Plugin
-from ..selection import Selection, removal_order
+from ..selection import Path as FieldPath
+from ..selection import Selection, Worth, removal_order
 from ..training.evaluate import evaluate, predict
 from .record import (
     CurvePoint,
@@ -59,6 +60,20 @@ def masking_curve(plugin: Plugin, selection: Selection, task: Task) -> list[Curv
             value = evaluate(plugin.model, task.valid)[metric.name]
         points.append(CurvePoint(count, selection.fields.dims - masked.dims, value))
     return points
+
+
+def path_curve(path: FieldPath, task: Task) -> list[CurvePoint]:
+    """Return the points of a path as a curve: the metric of the model that adapted to each.
+
+    Args:
+        path: The path of a search.
+        task: The data.
+    """
+    fields = task.fields
+    return [
+        CurvePoint(len(fields) - len(point.kept), fields.dims - point.dims, point.metric)
+        for point in path.points
+    ]
 
 
 def curve_record(
@@ -174,6 +189,7 @@ def field_records(
     *,
     has_prices: bool,
     roles: Mapping[str, str],
+    worth: Mapping[str, Worth],
 ) -> list[FieldRecord]:
     """Return the records of all fields in input order.
 
@@ -183,11 +199,13 @@ def field_records(
         plugin: The gates that know the divergence and the price of each field.
         has_prices: Whether the gates were trained, so that their prices mean something.
         roles: The role of each field where the ground truth is known.
+        worth: The worth of each field by name; empty if it was not measured.
     """
     divergences = plugin.gates.divergences().tolist()
     prices = plugin.gates.weights().tolist()
     found = []
     for place, (column, field) in enumerate(zip(task.columns, selection.fields, strict=True)):
+        own = worth.get(column.name)
         one = FieldRecord(
             **asdict(field),
             kind=column.column.kind,
@@ -200,6 +218,9 @@ def field_records(
             kept=selection.keep[place],
             role=roles.get(column.name),
             ids=column.categories or None,
+            worth=None if own is None else own.nats,
+            worth_low=None if own is None else own.low,
+            worth_high=None if own is None else own.high,
         )
         found.append(one)
     return found

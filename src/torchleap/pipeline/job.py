@@ -1,6 +1,7 @@
 """The settings of a decision, and the choices that depend on several of them."""
 
 import copy
+import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -9,13 +10,16 @@ from typing import Any
 from torch import nn
 
 from .._common.checks import check_arguments, number
-from .._common.errors import DataError, MetricError
+from .._common.errors import DataError, MetricError, SelectionError
 from ..data.task import Task
-from ..methods import LeAPMethod, Method
+from ..gates.path_trainer import relative_costs
+from ..methods import GateMethod, LeAPMethod, Method, Permutation
+from ..methods.leap import snapshot_for
 from ..models import Backbone
 from ..plugin import Plugin, attached
+from ..selection import Path as FieldPath
 from ..selection import Rule, Selection, rank
-from ..selection.rule import Share, Threshold
+from ..selection.rule import ONE_ERROR, MinimalWorth, Share, Threshold, Tolerance
 from ..training.fit import Hook, Run, Training, TrainingError
 from .checkpoint import FINE_TUNING
 from .prune import prune_and_finetune, with_means
@@ -41,14 +45,26 @@ class Job:
 
     @property
     def trains_gates(self) -> bool:
-        """Return whether the method's scores are gates of its own model."""
+        """Return whether the method's own model has gates."""
+        return isinstance(self.method, GateMethod)
+
+    @property
+    def trains_plain(self) -> bool:
+        """Return whether the method itself trains the model of all fields, before its path."""
         return isinstance(self.method, LeAPMethod)
+
+    @property
+    def measures_worth(self) -> bool:
+        """Return whether the search of the method gives the worth of each field, without a path."""
+        return isinstance(self.method, Permutation) and not isinstance(self.rule, Tolerance)
 
     @property
     def rule(self) -> Rule:
         """Return the rule of the user, or the default of the method."""
         if self.given is not None:
             return self.given
+        if self.trains_plain:
+            return Tolerance(ONE_ERROR)
         return Rule.of() if self.trains_gates else DEFAULT_SHARE
 
     def check(self) -> None:
@@ -57,6 +73,13 @@ class Job:
         check_arguments(time_limit="" if limit is None else number(limit, above=0))
         fields = self.task.fields
         self.rule.check(rank(fields, dict.fromkeys(fields.names, 0.0)))
+        if isinstance(self.method, LeAPMethod):
+            relative_costs(fields, self.method.price_by)  # refuses a cost of 0
+        elif isinstance(self.rule, MinimalWorth | Tolerance) and not self.measures_worth:
+            raise SelectionError(
+                f"{self.rule.name}= needs a search that measures worth, but "
+                f"{type(self.method).__name__} gives only scores. Use method='leap', or share=."
+            )
         rows = len(self.task.train)
         batch = self.training.batch
         if rows < batch:
@@ -113,8 +136,8 @@ class Job:
         reason = self._reason_to_keep_all(found)
         if reason is None:
             return found.select_by(self.rule), None
-        everything = found.select(threshold=min(found.scores.values()))
-        wanted = self.rule if isinstance(self.rule, Threshold) else Rule.of()
+        everything = found.select(share=1.0)
+        wanted = self.rule
         settings = {**without_rule(everything), **wanted.to_json()}
         return replace(everything, settings=settings, rule=wanted), reason
 
@@ -126,17 +149,45 @@ class Job:
                     described = self.task.objective.describe(rows.label, rows.part)
                     return f"{described}, are too few to decide"
         rule = self.rule
-        best = max(found.scores, key=lambda name: found.scores[name])
-        score = found.scores[best]
+        if isinstance(rule, Tolerance) and found.path is not None:
+            return self._reason_of_few_rows(found.path)
+        scores = found.scores
+        if found.path is not None and found.path.gates:
+            scores = dict(found.path.gates)
+        best = max(scores, key=lambda name: scores[name])
+        score = scores[best]
         if not isinstance(rule, Threshold) or self.task.protected or score >= rule.limit:
             return None
         return f"no field scores {rule.limit:g} or more, the best is {best!r} with {score:.2f}"
 
-    def plugin(self, found: SearchResult, full: nn.Module) -> Plugin:
-        """Return the gates of the model to prune: LeAP's own, or open ones in a copy of `full`."""
+    def _reason_of_few_rows(self, path: FieldPath) -> str | None:
+        """Return why the path cannot tell its ends apart, if the validation rows are too few."""
+        last = path.points[-1]
+        if last.behind > last.error or len(last.kept) > 1 or last.error == 0:
+            return None
+        rows = self.task.valid
+        found = self.task.objective.support(rows.label)
+        if last.behind <= 0:
+            return None  # one field is as good as all
+        needed = math.ceil(found * (2 * last.error / last.behind) ** 2)
+        described = self.task.objective.describe(rows.label, rows.part)
+        return (
+            f"{described}, are too few to see any difference: even with one field the metric is "
+            f"within one standard error of the best; about {needed:,} rows of the rarer class "
+            "would be needed"
+        )
+
+    def plugin(self, found: SearchResult, full: nn.Module, selection: Selection) -> Plugin:
+        """Return the gates of the model to prune.
+
+        It is LeAP's own model, with the weights from the point of its path that fits the
+        selection best, or for other methods a copy of `full` with open gates.
+        """
         if not self.trains_gates:
             return with_means(copy.deepcopy(full), self.task, self.seed)
         assert found.model is not None
+        if found.snapshots:
+            found.model.load_state_dict(snapshot_for(found.snapshots, selection.kept).weights)
         return attached(found.model)
 
     def prune(self, plugin: Plugin, selection: Selection, trained: Run | None) -> nn.Module:

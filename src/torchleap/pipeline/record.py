@@ -22,6 +22,7 @@ from .._common.text import plural
 
 if TYPE_CHECKING:
     from ..objectives import Metric
+    from ..selection.path import Path
 
 FORMAT = 1
 
@@ -149,6 +150,10 @@ class FieldRecord:
         kept: Whether the selection keeps it.
         role: Its role in the data, where the ground truth is known.
         ids: Different values of a column of ids.
+        worth: What the field contributes: the rise of the held-out loss without it, in nats; None
+            for a method that does not measure it.
+        worth_low: The lower end of its 95 % interval.
+        worth_high: The upper end.
     """
 
     name: str
@@ -166,6 +171,9 @@ class FieldRecord:
     kept: bool
     role: str | None
     ids: int | None
+    worth: float | None = None
+    worth_low: float | None = None
+    worth_high: float | None = None
 
 
 @dataclass(frozen=True)
@@ -203,6 +211,59 @@ class CurveRecord:
     order: Sequence[str]
     points: Sequence[CurvePoint]
     retrained: Sequence[TrainedPoint]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PathPointRecord:
+    """A point of the path, with the attributes of `torchleap.selection.path.PathPoint`."""
+
+    kept: Sequence[str]
+    closed: Sequence[str]
+    dims: int
+    cost: float
+    metric: float
+    low: float
+    high: float
+    behind: float
+    error: float
+    loss: float
+    price: float
+    step: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class SubstituteRecord:
+    """A field whose worth rose, in nats, when another one closed."""
+
+    closed: str
+    field: str
+    before: float
+    after: float
+
+
+@dataclass(frozen=True)
+class PathRecord:
+    """The metric of an adapted model at each number of fields, and which fields took over.
+
+    Attributes:
+        metric: The name of the metric.
+        points: The points, from all fields to the last one.
+        substitutes: The fields that took over for others, the largest rise first.
+    """
+
+    metric: str
+    points: Sequence[PathPointRecord]
+    substitutes: Sequence[SubstituteRecord]
+
+    @classmethod
+    def of(cls, path: "Path") -> "PathRecord":
+        """Return the record of a path; the worth of its fields belongs to their own records."""
+        content = path.to_json()
+        return cls(
+            metric=content["metric"],
+            points=[PathPointRecord(**point) for point in content["points"]],
+            substitutes=[SubstituteRecord(**one) for one in content["substitutes"]],
+        )
 
 
 @dataclass(frozen=True)
@@ -296,6 +357,8 @@ class SelectRecord(Record):
         undecided: The reason why all fields were kept; None if the rule decided.
         seconds: Time by stage.
         findings: Problems of the data.
+        path: The metric at each number of fields, of a model that adapted to these fields; None
+            for a method that does not close one field after the other.
     """
 
     kind = "select"
@@ -319,6 +382,7 @@ class SelectRecord(Record):
     undecided: str | None
     seconds: Mapping[str, float]
     findings: Sequence[FindingRecord]
+    path: PathRecord | None = None
 
 
 # ---- a benchmark ----

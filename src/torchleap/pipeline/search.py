@@ -3,7 +3,7 @@
 import os
 import resource
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, is_dataclass
 from pathlib import Path
@@ -11,15 +11,18 @@ from typing import Any
 
 from torch import nn
 
+from .._common.errors import SelectionError
 from .._common.files import make_folder, write_atomically
 from ..data.task import Task
 from ..distributed import ranks
 from ..fields import Fields
-from ..methods import METHODS, Method, Scores, Search
+from ..methods import METHODS, Method, Scores, Search, Snapshot
 from ..methods import named as method_named
 from ..models import Backbone
 from ..models import named as backbone_named
-from ..selection import Rule, Selection, select
+from ..selection import Limits, Rule, Selection, Worth, select
+from ..selection import Path as FieldPath
+from ..selection.rule import ONE_ERROR, Tolerance
 from ..training.fit import Hook, Run, Training, TrainingError
 from .retrain import seeded
 
@@ -40,6 +43,10 @@ class SearchResult:
         model: The model that the method trained, with its best weights and the layers that the
             method added to it; None if it trains none.
         run: The training of that model, with the state of its optimizers.
+        path: The model at each number of fields, and the worth of each field; None if the method
+            measures no worth.
+        plain: The model of all fields that the method trained first; None if it trained none.
+        snapshots: The weights of `model` at some points of the path.
     """
 
     fields: Fields
@@ -50,6 +57,19 @@ class SearchResult:
     history: list[dict[str, float]] = field(repr=False)
     model: nn.Module | None = field(repr=False, default=None)
     run: Run | None = field(repr=False, default=None)
+    path: FieldPath | None = field(repr=False, default=None)
+    plain: nn.Module | None = field(repr=False, default=None)
+    snapshots: Sequence[Snapshot] = field(repr=False, default=())
+
+    @property
+    def worth(self) -> Mapping[str, Worth]:
+        """Return the worth of each field in nats, with its interval, in field order."""
+        if self.path is None:
+            raise SelectionError(
+                f"Expected a search that measures worth, but {type(self.method).__name__} gives "
+                "only scores. Search with method='leap' or 'permutation'."
+            )
+        return self.path.worth
 
     def select(
         self,
@@ -58,9 +78,38 @@ class SearchResult:
         share: float | None = None,
         dims: int | None = None,
         cost: float | None = None,
+        worth: float | None = None,
+        tolerance: float | str | None = None,
     ) -> Selection:
-        """Return the fields to keep by one rule; see `torchleap.selection.select`."""
-        return self.select_by(Rule.of(threshold=threshold, share=share, dims=dims, cost=cost))
+        """Return the fields to keep by one rule; see `torchleap.selection.select`.
+
+        Args:
+            threshold: Keep gates of at least this; of a path those at its best point.
+            share: Keep this fraction of the fields.
+            dims: Keep at most this many dimensions.
+            cost: Keep fields of at most this cost together.
+            worth: Keep fields that are worth at least this many nats.
+            tolerance: Keep the fewest fields whose metric on the path is within this of the best;
+                "1se" is one standard error, the default of a search with a path.
+        """
+        limits = Limits(
+            threshold=threshold,
+            share=share,
+            dims=dims,
+            cost=cost,
+            worth=worth,
+            tolerance=tolerance,
+        )
+        if all(limit is None for limit in limits.values()):
+            return self.select_by(self.default_rule)
+        return self.select_by(Rule.of(**limits))
+
+    @property
+    def default_rule(self) -> Rule:
+        """Return the rule without a choice: one standard error on a path, else gates above 0.5."""
+        if self.path is not None and self.path.points:
+            return Tolerance(ONE_ERROR)
+        return Rule.of()
 
     def select_by(self, rule: Rule) -> Selection:
         """Return the fields to keep by a rule."""
@@ -73,6 +122,7 @@ class SearchResult:
             self.fields,
             self.scores,
             rule,
+            path=self.path,
             method=names.get(kind, kind.__name__),
             settings=settings,
         )
@@ -126,6 +176,9 @@ def search(
         history=work.history,
         model=work.trained,
         run=work.last_run,
+        path=work.path,
+        plain=work.plain,
+        snapshots=work.snapshots,
     )
 
 

@@ -8,6 +8,7 @@ from .._common.checks import is_number
 
 UNKNOWN = "–"  # noqa: RUF001
 MINUS = "\u2212"
+_LEAST_WORTH = 1e-6  # smaller numbers are written with an exponent
 _SIZES = ("bytes", "kB", "MB", "GB", "TB")
 
 
@@ -102,6 +103,63 @@ def score(value: Any) -> str:
     else:
         text = f"{size:.3g}"
     return f"{MINUS}{text}" if value < 0 else text
+
+
+def worth(value: Any) -> str:
+    """Return the worth of a field in nats: two digits, of which zeros at the end are left out.
+
+    >>> worth(0.0312), worth(0.002), worth(-0.000034), worth(0), worth(3e-8)
+    ('0.031', '0.002', '−0.000034', '0', '3e-08')
+    """
+    if not is_number(value):
+        return UNKNOWN
+    size = abs(value)
+    if size == 0:
+        return "0"
+    text = f"{size:.1g}"
+    if size >= _LEAST_WORTH:
+        text = f"{size:.{_decimals(size)}f}"
+    if "." in text:
+        text = text.rstrip("0").rstrip(".")
+    return f"{MINUS}{text}" if value < 0 else text
+
+
+def worth_interval(value: Any, bounds: Sequence[float] | None) -> str:
+    """Return the worth of a field with its interval, all with the decimals that the width allows.
+
+    >>> worth_interval(0.03121, (0.0298, 0.0326)), worth_interval(-0.00003, (-0.0002, 0.00014))
+    ('0.0312 (0.0298 to 0.0326)', '−0.00003 (−0.00020 to 0.00014)')
+    >>> worth_interval(0.03121, None)
+    '0.031'
+    """
+    if not is_number(value) or bounds is None:
+        return worth(value)
+    low, high = bounds
+    width = high - low
+    if width < _LEAST_WORTH:
+        return f"{worth(value)} ({worth(low)} to {worth(high)})"
+    digits = _decimals(width)
+    texts = []
+    for number in (value, low, high):
+        rounded = round(number, digits) + 0.0  # turns -0.0 into 0.0
+        texts.append(f"{rounded:.{digits}f}".replace("-", MINUS))
+    return f"{texts[0]} ({texts[1]} to {texts[2]})"
+
+
+def _decimals(size: float) -> int:
+    """Return the decimals with which a positive number has two digits."""
+    return max(0, 1 - math.floor(math.log10(size)))
+
+
+def metric_interval(value: Any, bounds: Sequence[float] | None) -> str:
+    """Return a metric with its interval.
+
+    >>> metric_interval(0.83124, (0.8301, 0.8323)), metric_interval(0.83124, None)
+    ('0.8312 (0.8301 to 0.8323)', '0.8312')
+    """
+    if bounds is None:
+        return metric(value)
+    return f"{metric(value)} ({metric(bounds[0])} to {metric(bounds[1])})"
 
 
 def alike(values: Sequence[float]) -> Callable[[Any], str]:

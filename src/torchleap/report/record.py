@@ -14,7 +14,7 @@ from .._common.plain import plain
 from ..pipeline.record import FORMAT, RECORDS, KnownMetric
 from .shape import misfits
 
-GATED = ("leap", "leap_base")  # the methods whose scores are gates, from 0 to 1
+GATED = ("leap", "leap_pressure", "leap_base")  # methods whose scores are gates, without a path
 MOST_PROBLEMS = 3
 
 
@@ -91,13 +91,47 @@ def findings(record: Mapping[str, Any]) -> list[dict[str, str]]:
 
 
 def scored(record: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return the fields that have a score, best first; ties are in input order."""
+    """Return the fields that have a score, best first; ties are in input order.
+
+    Where the worth is known, it is the order.
+    """
     known = [field for field in record["fields"] if is_number(field.get("score"))]
-    return sorted(known, key=lambda field: -float(field["score"]))
+    return sorted(known, key=shown_score, reverse=True)
+
+
+def in_nats(record: Mapping[str, Any]) -> bool:
+    """Return whether the scores are the worth of the fields, which a search with a path measures.
+
+    >>> in_nats({"path": {"metric": "auc"}, "fields": []}), in_nats({"fields": [{"name": "age"}]})
+    (True, False)
+    """
+    if record.get("path") is not None:
+        return True
+    return any(is_number(field.get("worth")) for field in record["fields"])
+
+
+def shown_score(field: Mapping[str, Any]) -> float:
+    """Return the worth of a field where it is known, and elsewhere its score."""
+    if is_number(field.get("worth")):
+        return float(field["worth"])
+    return float(field["score"])
+
+
+def bounds(part: Mapping[str, Any], low: str, high: str) -> tuple[float, float] | None:
+    """Return the interval that two keys of a part hold; None if one of them is unknown.
+
+    >>> bounds({"low": 0.1, "high": 0.2}, "low", "high"), bounds({"low": 0.1}, "low", "high")
+    ((0.1, 0.2), None)
+    """
+    if not is_number(part.get(low)) or not is_number(part.get(high)):
+        return None
+    return float(part[low]), float(part[high])
 
 
 def has_gates(record: Mapping[str, Any]) -> bool:
     """Return whether the scores are gates, from 0 (closed) to 1 (open)."""
+    if in_nats(record):
+        return False
     scores = [field["score"] for field in scored(record)]
     return record.get("method") in GATED and bool(scores) and min(scores) >= 0 and max(scores) <= 1
 
@@ -113,6 +147,20 @@ def threshold(record: Mapping[str, Any]) -> float | None:
     if not is_number(value) or not has_gates(record):
         return None
     return float(value)
+
+
+def least_worth(record: Mapping[str, Any]) -> float | None:
+    """Return the worth from which fields are kept, in nats; None if that was not the rule."""
+    value = dig(record, "rule", "worth")
+    if not is_number(value) or not in_nats(record):
+        return None
+    return float(value)
+
+
+def limit(record: Mapping[str, Any]) -> float | None:
+    """Return the score from which fields are kept: a gate or a worth; None for other rules."""
+    gate = threshold(record)
+    return least_worth(record) if gate is None else gate
 
 
 def decision(field: Mapping[str, Any]) -> str:

@@ -6,8 +6,21 @@ from typing import Any, NamedTuple
 from .._common.checks import is_number
 from . import colours, numbers
 from .charts.outcome import curve_points
+from .charts.path import FEWEST_POINTS, path_metric, path_points
+from .nats import nats_axis
 from .planner import budget
-from .record import decision, dig, has_gates, has_prices, metric_named, scored, threshold
+from .record import (
+    bounds,
+    decision,
+    dig,
+    has_gates,
+    has_prices,
+    in_nats,
+    limit,
+    metric_named,
+    scored,
+    shown_score,
+)
 
 DECISIONS = {"kept": "kept", "protected": "kept, protected", "dropped": "dropped"}
 STEPS = (1, 2, 2.5, 5, 10, 20)  # of round numbers, times a power of ten
@@ -20,16 +33,19 @@ class Column(NamedTuple):
         key: The key in a field's record.
         title: The heading.
         write: Returns the text of a number; None if the column has text.
+        interval: The keys of the ends of its interval, which is shown beside it; None without one.
     """
 
     key: str
     title: str
     write: Callable[[Any], str] | None = None
+    interval: tuple[str, str] | None = None
 
 
 COLUMNS = (
     Column("name", "Field"),
     Column("decision", "Decision"),
+    Column("worth", "Worth in nats", numbers.worth, ("worth_low", "worth_high")),
     Column("score", "Score", numbers.score),
     Column("width", "Width", numbers.count),
     Column("sparsity", "Sparsity", numbers.percent),
@@ -48,15 +64,17 @@ COLUMNS = (
 def script_data(record: Mapping[str, Any]) -> dict[str, Any]:
     """Return the data that the page's script works with."""
     columns = columns_of(record)
+    write = _amounts(record)
     places = {field["name"]: place for place, field in enumerate(record["fields"])}
     removal = dig(record, "curve", "order") or []
     metric = metric_named(record, str(dig(record, "curve", "metric") or "metric"))
     return {
-        "fields": [_field(field, columns) for field in record["fields"]],
+        "fields": [_field(field, columns, write) for field in record["fields"]],
         "columns": [
             {"key": column.key, "title": column.title, "number": column.write is not None}
             for column in columns
         ],
+        "sorted": "worth" if is_known(record, "worth") else "score",
         "order": _order(record),
         "axis": axis_of(record),
         "budget": budget(record),
@@ -65,7 +83,27 @@ def script_data(record: Mapping[str, Any]) -> dict[str, Any]:
         "higherIsBetter": metric.higher_is_better,
         "curve": [point for point in curve_points(record) if is_number(point["fields"])],
         "removal": [places[name] for name in removal if name in places],
+        "path": _path(record, places),
     }
+
+
+def _path(record: Mapping[str, Any], places: Mapping[str, int]) -> dict[str, Any] | None:
+    """Return the points of the path for the planner; None where the path is not drawn.
+
+    Each point has the places of the fields that closed since the point before: together they are
+    far shorter than all lists of kept fields.
+    """
+    points = []
+    before = set(places)
+    for point in path_points(record):
+        kept = set(point["kept"])
+        text = numbers.metric_interval(point["metric"], bounds(point, "low", "high"))
+        closed = sorted(places[name] for name in before - kept)
+        points.append({"closed": closed, "dims": point.get("dims"), "text": text})
+        before &= kept
+    if len(points) < FEWEST_POINTS:
+        return None
+    return {"metric": path_metric(record), "points": points}
 
 
 def is_known(record: Mapping[str, Any], key: str) -> bool:
@@ -75,10 +113,10 @@ def is_known(record: Mapping[str, Any], key: str) -> bool:
 
 def columns_of(record: Mapping[str, Any]) -> list[Column]:
     """Return the columns that the record has values for."""
-    hidden = () if has_prices(record) else ("price",)
-    write: Callable[[Any], str] = numbers.gate
-    if not has_gates(record):
-        write = numbers.alike([field["score"] for field in scored(record)])
+    hidden = [] if has_prices(record) else ["price"]
+    if _score_is_worth(record):
+        hidden.append("score")
+    write = _scores(record)
     columns = []
     for column in COLUMNS:
         if column.key == "score":
@@ -89,17 +127,51 @@ def columns_of(record: Mapping[str, Any]) -> list[Column]:
     return columns
 
 
-def _field(field: Mapping[str, Any], columns: list[Column]) -> dict[str, Any]:
-    """Return a field with its values, to sort by, and their texts, in the order of the columns."""
+def _score_is_worth(record: Mapping[str, Any]) -> bool:
+    """Return whether the scores say the same as the worth, so that one column is enough."""
+    if not is_known(record, "worth"):
+        return False
+    return all(field.get("score") in (None, field.get("worth")) for field in record["fields"])
+
+
+def _amounts(record: Mapping[str, Any]) -> Callable[[Any], str]:
+    """Return how the numbers beside the bars of the ladder are written."""
+    return numbers.worth if in_nats(record) else _scores(record)
+
+
+def _scores(record: Mapping[str, Any]) -> Callable[[Any], str]:
+    """Return how scores are written."""
+    if has_gates(record):
+        return numbers.gate
+    return numbers.alike([field["score"] for field in scored(record)])
+
+
+def _text(column: Column, values: Mapping[str, Any]) -> str | None:
+    """Return the text of one cell; None if it is unknown."""
+    value = values.get(column.key)
+    if column.interval is not None:
+        return numbers.worth_interval(value, bounds(values, *column.interval))
+    return column.write(value) if column.write else value
+
+
+def _field(
+    field: Mapping[str, Any], columns: list[Column], write: Callable[[Any], str]
+) -> dict[str, Any]:
+    """Return a field for the script.
+
+    It has the values of the columns, to sort by, and their texts; "bar" is the length of its bar
+    in the ladder, "whisker" the interval on it, and "amount" the text beside it, by `write`.
+    """
     made = decision(field)
     values = {**field, "decision": DECISIONS[made]}
-    shown = []
-    for column in columns:
-        value = values.get(column.key)
-        shown.append(column.write(value) if column.write else value)
+    score = shown_score(field) if is_number(field.get("score")) else None
     return {
         "values": [values.get(column.key) for column in columns],
-        "shown": shown,
+        "shown": [_text(column, values) for column in columns],
+        "score": field.get("score"),
+        "bar": score,
+        "whisker": bounds(field, "worth_low", "worth_high"),
+        "amount": "" if score is None else write(score),
         "decision": made,
         "protected": bool(field.get("protected")),
         "group": field.get("group"),
@@ -120,7 +192,12 @@ def _order(record: Mapping[str, Any]) -> list[int]:
 
 
 def axis_of(record: Mapping[str, Any]) -> dict[str, Any]:
-    """Return where the bars of the ladder begin and end, and round numbers between."""
+    """Return where the bars of the ladder begin and end, and round numbers between.
+
+    Its "constant" is that of a logarithmic axis, see `nats_axis`, and None for a linear one.
+    """
+    if in_nats(record):
+        return _axis_of_worth(record)
     scores = [float(field["score"]) for field in scored(record)]
     low = min(0.0, *scores, 0.0)
     high = max(0.0, *scores, 0.0)
@@ -134,7 +211,24 @@ def axis_of(record: Mapping[str, Any]) -> dict[str, Any]:
         tick = place * step
         if low <= tick <= high * (1 + 1e-9):
             ticks.append({"at": tick, "text": f"{tick:.6g}".replace("-", numbers.MINUS)})
-    return {"low": low, "high": high, "ticks": ticks, "threshold": threshold(record)}
+    return {
+        "low": low,
+        "high": high,
+        "constant": None,
+        "ticks": ticks,
+        "limit": limit(record),
+    }
+
+
+def _axis_of_worth(record: Mapping[str, Any]) -> dict[str, Any]:
+    axis = nats_axis(record)
+    return {
+        "low": axis.low,
+        "high": axis.high,
+        "constant": axis.constant,
+        "ticks": [{"at": tick, "text": numbers.worth(tick)} for tick in axis.ticks],
+        "limit": limit(record),
+    }
 
 
 def _round_step(size: float) -> float:

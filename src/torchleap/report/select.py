@@ -8,6 +8,7 @@ from typing import Any
 from .._common.checks import is_number
 from . import colours, numbers, verdict
 from .charts.fields import score_title
+from .charts.path import path_axes, path_has_close_view
 from .charts.pieces import Charts
 from .charts.training import history_titles
 from .measures import rank_correlation
@@ -18,9 +19,10 @@ from .record import (
     dig,
     findings,
     has_gates,
+    in_nats,
+    least_worth,
     metric_named,
     scored,
-    threshold,
 )
 from .script import DECISIONS, is_known, script_data
 
@@ -46,7 +48,14 @@ def select_context(record: Mapping[str, Any], drawn: Charts) -> dict[str, Any]:
         "facts": _facts(record),
         "score": score_title(record),
         "gated": has_gates(record),
-        "threshold": threshold(record),
+        "nats": in_nats(record),
+        "short": _short(record),
+        "rule": verdict.rule(record),
+        "by_worth": least_worth(record) is not None,
+        "tolerance": verdict.tolerance(record),
+        "path": _path(record, drawn),
+        "planned": budget(record) is not None,
+        "substitutes": _substitutes(record),
         "legends": _legends(record),
         "history": titles,
         "correlations": _correlations(record),
@@ -62,14 +71,46 @@ def select_context(record: Mapping[str, Any], drawn: Charts) -> dict[str, Any]:
 def _sections(record: Mapping[str, Any], drawn: Charts) -> list[tuple[str, str]]:
     """Return the anchors and headings of the sections that the page has."""
     names = set(drawn.specs)
-    found = [("verdict", "Verdict"), ("gates", "Gates" if has_gates(record) else "Scores")]
+    found = [("verdict", "Verdict")]
+    if "path" in names:
+        found.append(("path", "Path"))
+    found.append(("gates", {"gate": "Gates", "worth": "Worth"}.get(_short(record), "Scores")))
     if names & {"trajectories", *history_titles(record)}:
         found.append(("training", "Training"))
     if names & {"width", "sparsity", "divergence"}:
         found.append(("size", "Width and sparsity"))
-    if "return" in names or budget(record):
+    if "return" in names or (budget(record) and "path" not in names):
         found.append(("budget", "Budget"))
     return [*found, ("fields", "Fields"), ("settings", "Settings")]
+
+
+def _short(record: Mapping[str, Any]) -> str:
+    """Return the word for a score of this method."""
+    if in_nats(record):
+        return "worth"
+    return "gate" if has_gates(record) else "score"
+
+
+def _path(record: Mapping[str, Any], drawn: Charts) -> dict[str, Any]:
+    """Return the switches of the chart of the path; none where it is not drawn."""
+    if "path" not in drawn.specs:
+        return {}
+    titles = {"fields": "fields", "dims": "dimensions", "cost": "cost"}
+    return {
+        "axes": {key: titles[key] for key in path_axes(record)},
+        "close_view": path_has_close_view(record),
+    }
+
+
+def _substitutes(record: Mapping[str, Any]) -> list[tuple[str, str, str]]:
+    """Return the field that closed, the one that took over, and the rise of its worth."""
+    rows = []
+    for one in dig(record, "path", "substitutes") or []:
+        if one and one.get("closed") and one.get("field"):
+            before = numbers.worth(one.get("before"))
+            after = numbers.worth(one.get("after"))
+            rows.append((one["closed"], one["field"], f"rose from {before} to {after} nats"))
+    return rows
 
 
 def _parts(text: str) -> list[tuple[str, str]]:

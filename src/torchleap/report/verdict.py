@@ -6,11 +6,21 @@ from typing import Any
 from .._common.checks import is_number
 from .._common.text import plural
 from . import numbers
-from .record import decision, dig, findings, headline_metric, metric_named, pair
+from .record import (
+    decision,
+    dig,
+    findings,
+    headline_metric,
+    least_worth,
+    metric_named,
+    pair,
+    threshold,
+)
 
 ENOUGH_ROWS = 10  # of each class in the test rows, below which no interval holds
 COARSE = 0.005  # a possible loss of this much is worth a warning
 FEW_NAMES = 3
+ONE_STANDARD_ERROR = "1se"  # as a tolerance
 SAVED = {"bytes": "memory", "parameters": "parameters", "multiply_adds": "arithmetic"}
 
 
@@ -76,6 +86,45 @@ def advice(record: Mapping[str, Any]) -> str:
     if is_number(positives) and is_number(rows):
         known = f": {positives:,} of {rows:,} train rows are positive"
     return f"More rows would help most, of the rarer class above all{known}."
+
+
+def rule(record: Mapping[str, Any]) -> str:
+    """Return how the rule decided, in one sentence; "" for a budget, or where nothing was decided.
+
+    >>> rule({"rule": {"tolerance": "1se"}, "path": {"metric": "auc"}, "fields": []})
+    'The fewest fields are kept whose AUC is at most one standard error worse than the best.'
+    """
+    if dig(record, "undecided"):
+        return ""
+    gate = threshold(record)
+    if gate is not None:
+        return f"Fields with a gate of at least {gate:g} are kept."
+    gate = dig(record, "rule", "threshold")
+    if is_number(gate) and dig(record, "path", "points"):
+        return f"Fields with a gate of at least {gate:g} at the best point of the path are kept."
+    worth = least_worth(record)
+    if worth is not None:
+        return f"Fields that are worth at least {numbers.worth(worth)} nats are kept."
+    accepted = tolerance(record)
+    if not accepted:
+        return ""
+    metric = metric_named(record, str(dig(record, "path", "metric") or headline_metric(record)))
+    return (
+        f"The fewest fields are kept whose {metric.title} is at most {accepted} worse than the "
+        "best."
+    )
+
+
+def tolerance(record: Mapping[str, Any]) -> str:
+    """Return the difference to the best metric that the rule accepts; "" for another rule.
+
+    >>> tolerance({"rule": {"tolerance": 0.001}}), tolerance({"rule": {"share": 0.5}})
+    ('0.001', '')
+    """
+    value = dig(record, "rule", "tolerance")
+    if value == ONE_STANDARD_ERROR:
+        return "one standard error"
+    return f"{value:g}" if is_number(value) else ""
 
 
 def certainty(record: Mapping[str, Any]) -> str:

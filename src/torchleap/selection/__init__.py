@@ -1,5 +1,6 @@
 """From scores to a selection: the order of the fields, the rules, and the fields that are kept."""
 
+from .path import Path, PathPoint, Substitute, Worth
 from .rank import Group, rank, removal_order
 from .rule import RULES, Limits, Rule
 from .selection import FORMAT, Selection, select
@@ -9,8 +10,12 @@ __all__ = [
     "RULES",
     "Group",
     "Limits",
+    "Path",
+    "PathPoint",
     "Rule",
     "Selection",
+    "Substitute",
+    "Worth",
     "rank",
     "removal_order",
     "select",

@@ -1,4 +1,4 @@
-"""Rule: how many fields a selection keeps, by a threshold, a share, dimensions or a cost.
+"""Rule: how many fields a selection keeps: by a budget, a threshold, a worth or a tolerance.
 
 A new rule is one class, and one line each in `RULES` and `Limits`.
 """
@@ -11,7 +11,10 @@ from typing import Any, ClassVar, TypedDict, Unpack
 
 from .._common.checks import is_number
 from .._common.errors import SelectionError, nearest
+from .path import Path
 from .rank import Group
+
+ONE_ERROR = "1se"  # the limit of a tolerance of one standard error
 
 
 class Limits(TypedDict, total=False):
@@ -21,6 +24,8 @@ class Limits(TypedDict, total=False):
     share: float | None
     dims: float | None
     cost: float | None
+    worth: float | None
+    tolerance: float | str | None
 
 
 @dataclass(frozen=True)
@@ -35,7 +40,7 @@ class Rule(ABC):
         limit: The value, in the unit of the rule.
     """
 
-    limit: float
+    limit: Any
     name: ClassVar[str]  # of the keyword
     option: ClassVar[str]  # of the command line
     kind: ClassVar[type] = float  # of the option's value
@@ -54,7 +59,7 @@ class Rule(ABC):
 
     @staticmethod
     def of(**limits: Unpack[Limits]) -> "Rule":
-        """Return the rule of one keyword: `threshold`, `share`, `dims` or `cost`.
+        """Return the rule of one keyword, such as `share` or `tolerance`: one of `RULES`.
 
         Without any it is a threshold of 0.5.
         """
@@ -82,7 +87,7 @@ class Rule(ABC):
             )
         return Rule.of(**content)
 
-    def to_json(self) -> dict[str, float]:
+    def to_json(self) -> dict[str, Any]:
         """Return the rule as a plain dict of one entry."""
         return {self.name: self.limit}
 
@@ -90,31 +95,118 @@ class Rule(ABC):
         """Refuse a limit that cannot be met, whatever the scores are; `keep` checks this too."""
 
     @abstractmethod
-    def keep(self, groups: Sequence[Group]) -> list[Group]:
+    def keep(self, groups: Sequence[Group], path: Path | None = None) -> list[Group]:
         """Return the groups that are kept, at least one.
 
         Args:
             groups: All groups, as `rank` returns them.
+            path: The path of the search, if it has one.
         """
 
 
 class Threshold(Rule):
-    """Keep scores of at least the limit."""
+    """Keep gates of at least the limit; of a path those at its best point."""
 
     name = "threshold"
     option = "--threshold"
-    help = "Keep fields that score at least this; 0.5 for gates."
+    help = "Keep fields whose gate, or other score, is at least this; 0.5 for gates."
 
-    def keep(self, groups: Sequence[Group]) -> list[Group]:
+    def keep(self, groups: Sequence[Group], path: Path | None = None) -> list[Group]:
         """Return the groups that are protected or reach the threshold."""
-        kept = [group for group in groups if group.protected or group.score >= self.limit]
+        scores = {group: self.score(group, path) for group in groups}
+        kept = [group for group in groups if group.protected or scores[group] >= self.limit]
         if not kept:
-            best = max(group.score for group in groups)
+            best = max(scores.values())
             raise SelectionError(
                 f"No field scores {self.limit} or more; the best score is {best:.4f}. "
                 "Lower threshold=, or give share=."
             )
         return kept
+
+    @staticmethod
+    def score(group: Group, path: Path | None) -> float:
+        """Return the gate of a group at the best point of the path; its score without gates."""
+        if path is None or not path.gates:
+            return group.score
+        return max(path.gates[name] for name in group.names)
+
+
+class MinimalWorth(Rule):
+    """Keep fields that are worth at least the limit, in the unit of the loss."""
+
+    name = "worth"
+    option = "--worth"
+    help = "Keep fields that are worth at least this: the loss that is paid without one, in nats."
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.limit < 0:
+            raise SelectionError(f"worth must be at least 0, but is {self.limit}.")
+
+    def keep(self, groups: Sequence[Group], path: Path | None = None) -> list[Group]:
+        """Return the groups that are protected or worth enough."""
+        if path is None or not path.worth:
+            raise SelectionError(
+                "worth= needs a search that measures what each field is worth, but this one has "
+                "only scores. Search with method='leap' or 'permutation', or give share=."
+            )
+        worth = {group: max(path.worth[name].nats for name in group.names) for group in groups}
+        kept = [group for group in groups if group.protected or worth[group] >= self.limit]
+        if not kept:
+            best = max(worth.values())
+            raise SelectionError(
+                f"No field is worth {self.limit:g} or more; the best one is worth {best:.2g}. "
+                "Lower worth=, or give share=."
+            )
+        return kept
+
+
+class Tolerance(Rule):
+    """Keep the fewest fields whose metric on the path is within a tolerance of the best one.
+
+    The limit is a difference of the metric, or "1se": one standard error of that difference.
+    """
+
+    name = "tolerance"
+    option = "--tolerance"
+    kind = str
+    help = (
+        "Keep the fewest fields whose validation metric is within this of the best on the path; "
+        "1se, the default, is one standard error."
+    )
+
+    def __post_init__(self) -> None:
+        if self.limit == ONE_ERROR:
+            return
+        if isinstance(self.limit, str):  # of the command line
+            object.__setattr__(self, "limit", _as_number(self.limit))
+        super().__post_init__()
+        if self.limit < 0:
+            raise SelectionError(f"tolerance must be at least 0, but is {self.limit}.")
+
+    def __str__(self) -> str:
+        return f"{self.name}={self.limit}"
+
+    def keep(self, groups: Sequence[Group], path: Path | None = None) -> list[Group]:
+        """Return the groups that are open at the chosen point of the path, and protected ones."""
+        if path is None or not path.points:
+            raise SelectionError(
+                "tolerance= needs the path of a search that closes fields one after the other, "
+                "but this one has none. Search with method='leap', or give share=."
+            )
+        tolerance = None if self.limit == ONE_ERROR else self.limit
+        point = path.smallest_within(tolerance)
+        kept = set(point.kept)
+        return [group for group in groups if group.protected or kept & set(group.names)]
+
+
+def _as_number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError as error:
+        raise SelectionError(
+            f"tolerance must be a number or {ONE_ERROR!r}, but is {text!r}."
+        ) from error
 
 
 class Budget(Rule):
@@ -131,7 +223,7 @@ class Budget(Rule):
 
     def budget(self, groups: Sequence[Group]) -> float:
         """Return the amount that may be spent, with room for rounding: 3 x 0.1 fits into 0.3."""
-        return self.limit * (1 + 1e-9)
+        return float(self.limit) * (1 + 1e-9)
 
     def check(self, groups: Sequence[Group]) -> None:
         """Refuse a budget below the protected fields, or below the cheapest group."""
@@ -146,7 +238,7 @@ class Budget(Rule):
         if cheapest > self.budget(groups):
             raise SelectionError(f"{self} leaves no field at all. Give at least {cheapest:g}.")
 
-    def keep(self, groups: Sequence[Group]) -> list[Group]:
+    def keep(self, groups: Sequence[Group], path: Path | None = None) -> list[Group]:
         """Return the groups that the budget pays for: protected ones, then the best scores."""
         self.check(groups)
         budget = self.budget(groups)
@@ -179,7 +271,7 @@ class Share(Budget):
     def budget(self, groups: Sequence[Group]) -> float:
         """Return the number of fields to keep."""
         count = sum(map(self.price, groups))
-        return math.floor(count * self.limit + 1e-9)  # 0.29 * 100 is 28.999...
+        return math.floor(count * float(self.limit) + 1e-9)  # 0.29 * 100 is 28.999...
 
     def check(self, groups: Sequence[Group]) -> None:
         """Refuse a share of less than the smallest group, unless fields are protected."""
@@ -219,4 +311,6 @@ RULES: dict[str, type[Rule]] = {
     "share": Share,
     "dims": Dims,
     "cost": Cost,
+    "worth": MinimalWorth,
+    "tolerance": Tolerance,
 }

@@ -12,6 +12,7 @@ from .._common.errors import FieldError, SelectionError
 from .._common.plain import plain, read_json, write_json
 from .._common.text import plural, table
 from ..fields import Field, Fields
+from .path import Path
 from .rank import rank
 from .rule import Limits, Rule
 
@@ -104,7 +105,8 @@ class Selection:
         )
         cells = []
         for f, score, keep in rows:
-            cells.append([f.name, f"{score:.4f}", str(f.width), "kept" if keep else "dropped"])
+            shown = f"{score:.4f}" if score == 0 or abs(score) >= 1e-3 else f"{score:.1e}"
+            cells.append([f.name, shown, str(f.width), "kept" if keep else "dropped"])
         return f"{self!r}\n{table(['field', 'score', 'width', ''], cells)}"
 
     def __repr__(self) -> str:
@@ -164,6 +166,7 @@ def select(
     scores: Mapping[str, float],
     rule: Rule | None = None,
     *,
+    path: Path | None = None,
     method: str = "leap",
     settings: Mapping[str, Any] | None = None,
     **limits: Unpack[Limits],
@@ -177,9 +180,10 @@ def select(
         fields: All fields.
         scores: The score of each field by its name; higher is better.
         rule: How many fields to keep; a threshold of 0.5 if neither it nor a keyword is given.
+        path: The path of the search, for rules that read it; None if it has none.
         method: The name of the method that gave the scores.
         settings: The settings of that method; they are saved with the selection.
-        limits: The rule as a keyword instead: `threshold`, `share`, `dims` or `cost`.
+        limits: The rule as a keyword instead, such as `share=0.5`: one of `RULES`.
     """
     groups = rank(fields, scores)
     if rule is None:
@@ -188,7 +192,7 @@ def select(
         raise SelectionError(
             f"Expected one rule, but found {rule} and {' and '.join(limits)}. Give one of them."
         )
-    kept = {name for group in rule.keep(groups) for name in group.names}
+    kept = {name for group in rule.keep(groups, path) for name in group.names}
     return Selection(
         fields,
         tuple(float(scores[name]) for name in fields.names),

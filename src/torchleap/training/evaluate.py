@@ -40,6 +40,17 @@ def predict(model: nn.Module, rows: Rows, *, shard: tuple[int, int] = (0, 1)) ->
     return torch.cat(outputs)
 
 
+def predict_together(model: nn.Module, rows: Rows) -> Tensor:
+    """Return the raw outputs of all rows, of which each rank computes a part.
+
+    Args:
+        model: A model as in `predict`.
+        rows: The rows.
+    """
+    own = predict(model, rows, shard=(ranks.rank(), ranks.count()))
+    return torch.cat(ranks.all_gather(own))
+
+
 def evaluate(model: nn.Module, rows: Rows, *, together: bool = False) -> dict[str, float]:
     """Return the metrics of a model on some rows by name, such as AUC and log loss.
 
@@ -50,9 +61,5 @@ def evaluate(model: nn.Module, rows: Rows, *, together: bool = False) -> dict[st
         rows: The rows.
         together: Whether each rank computes a part of the rows; all ranks then have to call this.
     """
-    if together:
-        own = predict(model, rows, shard=(ranks.rank(), ranks.count()))
-        outputs = torch.cat(ranks.all_gather(own))
-    else:
-        outputs = predict(model, rows)
+    outputs = predict_together(model, rows) if together else predict(model, rows)
     return rows.task.objective.evaluate(rows.label, outputs, rows.group)

@@ -20,7 +20,7 @@ from .._common.sealed import load_sealed, save_sealed
 from .._common.text import first_line
 from ..data.task import Batch, Task
 from ..distributed import ranks
-from .evaluate import evaluate, large_batch, predict
+from .evaluate import evaluate, large_batch, predict, predict_together
 from .hook import Hook, Run
 from .loop import Loop, Signals
 from .settings import Training, TrainingError
@@ -159,11 +159,15 @@ class _Loop(Loop):
             explain = partial(self._suspects, batch)
             signals = self.train_step(batch.inputs, batch.label, explain)
         last = run.training.steps is not None and run.step == run.steps
-        if last or self._evaluation_is_due():
+        reasons = [hook.finished(run) for hook in self.stepper.hooks]
+        finished = next(filter(None, reasons), "")
+        if last or finished or self._evaluation_is_due():
             self._evaluate()
         if run.stopped:
             return signals
-        if last:
+        if finished:
+            run.stopped = finished
+        elif last:
             run.stopped = "all steps are done"
         elif signals.late:
             run.stopped = self.time_limit_text()
@@ -179,7 +183,9 @@ class _Loop(Loop):
         """Evaluate the model, keep its weights if they are the best, and stop without patience."""
         run = self.run
         self.stepper.update_weights()
-        metrics = evaluate(run.model, self.task.valid, together=True)
+        rows = self.task.valid
+        run.outputs = predict_together(run.model, rows)
+        metrics = rows.task.objective.evaluate(rows.label, run.outputs, rows.group)
         self.add_record(metrics)
         gain = self.metric.gain(metrics[self.metric.name])
         run.evals_since_best += 1

@@ -29,6 +29,7 @@ class Run:
         seconds: Seconds of training, of all parts of a run that was resumed.
         stopped: Why the run ended; "" before its end.
         optimizers: The optimizers of the model, for `carry_over`.
+        outputs: The raw outputs of the validation rows at the last evaluation, (N,).
     """
 
     model: nn.Module
@@ -42,6 +43,7 @@ class Run:
     seconds: float = 0.0
     stopped: str = ""
     optimizers: list[Optimizer] = field(default_factory=list, repr=False)
+    outputs: Tensor | None = field(default=None, repr=False)
 
     @property
     def steps(self) -> int | None:
@@ -88,6 +90,10 @@ class Hook:
     def settled(self, run: Run) -> bool:
         """Return whether training may stop because the metric no longer rises."""
         return True
+
+    def finished(self, run: Run) -> str:
+        """Return why training has to end after this step; "" lets it continue."""
+        return ""
 
     def at_end(self, run: Run) -> None:
         """React to the last step, before the best weights are restored."""

@@ -4,8 +4,19 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from ..._common.checks import is_number
-from .. import colours
-from ..record import decision, has_gates, has_prices, scored, threshold
+from .. import colours, numbers
+from ..nats import nats_axis
+from ..record import (
+    bounds,
+    decision,
+    has_gates,
+    has_prices,
+    in_nats,
+    least_worth,
+    limit,
+    scored,
+    shown_score,
+)
 from .pieces import (
     DETAILS,
     Charts,
@@ -23,6 +34,7 @@ MOST_NAMED = 80  # fields whose names fit into a picture
 FEWEST_ACTIVE = 1e-4  # where the axis of sparsity ends
 SCORES = {
     "leap": "gate",
+    "leap_pressure": "gate",
     "leap_base": "gate",
     "permutation": "metric lost by shuffling",
     "shark": "estimated rise of the loss",
@@ -40,6 +52,7 @@ SCORES = {
     "gbdt": "gain",
     "random": "random score",
 }
+WORTH = "worth in nats"
 GATE_AXIS = {
     "scale": {"domain": [-0.03, 1.03], "nice": False},
     "axis": {"values": [0, 0.25, 0.5, 0.75, 1], "format": ".2~f"},
@@ -48,6 +61,8 @@ GATE_AXIS = {
 
 def score_title(record: Mapping[str, Any]) -> str:
     """Return the meaning of the method's scores, for an axis."""
+    if in_nats(record):
+        return WORTH
     return SCORES.get(str(record.get("method")), "score")
 
 
@@ -96,10 +111,13 @@ def _field_rows(record: Mapping[str, Any]) -> Rows:
         active = None
         if sparsity is not None:
             active = max(1 - sparsity, FEWEST_ACTIVE)
+        low, high = bounds(field, "worth_low", "worth_high") or (None, None)
         row = {
             "name": field["name"],
             "rank": rank,
-            "score": field["score"],
+            "score": shown_score(field),
+            "low": low,
+            "high": high,
             "width": width,
             "active": active,
             "divergence": field.get("divergence"),
@@ -114,8 +132,57 @@ def _field_rows(record: Mapping[str, Any]) -> Rows:
 
 
 def _score_axis(record: Mapping[str, Any]) -> Spec:
-    own = GATE_AXIS if has_gates(record) else {"scale": {"zero": True, "nice": True}}
+    own: Spec = {"scale": {"zero": True, "nice": True}}
+    if has_gates(record):
+        own = GATE_AXIS
+    elif in_nats(record):
+        own = _worth_axis(record)
     return number_axis("score", score_title(record), **own)
+
+
+def _worth_axis(record: Mapping[str, Any]) -> Spec:
+    """Return the scale and the ticks of an axis of worth."""
+    axis = nats_axis(record)
+    scale = {
+        "type": "symlog",
+        "constant": axis.constant,
+        "domain": [axis.low, axis.high],
+        "nice": False,
+    }
+    return {"scale": scale, "axis": {"values": list(axis.ticks), "format": "~g"}}
+
+
+def _whiskers(across: Spec, score: Spec, direction: str) -> Spec:
+    """Return the intervals of worth as lines.
+
+    Args:
+        across: The axis of the fields.
+        score: The axis of worth.
+        direction: The axis along which the lines run, "x" or "y".
+    """
+    other = "x" if direction == "y" else "y"
+    encoding = {
+        other: across,
+        direction: {**score, "field": "low"},
+        f"{direction}2": {"field": "high"},
+        "opacity": fading(0.6),
+    }
+    return {
+        "data": {"name": "fields"},
+        "transform": [{"filter": "isNumber(datum.low) && isNumber(datum.high)"}],
+        "mark": {"type": "rule", "color": "var(--ink)", "strokeWidth": 1},
+        "encoding": encoding,
+    }
+
+
+def _limit_label(record: Mapping[str, Any]) -> str:
+    """Return the words beside the line at the limit of the rule."""
+    value = limit(record)
+    if value is None:
+        return ""
+    if least_worth(record) is None:
+        return f"threshold {value:g}"
+    return f"rule: {numbers.worth(value)} nats"
 
 
 def _ranks(record: Mapping[str, Any], fields: int) -> Spec:
@@ -131,6 +198,7 @@ def _ranks(record: Mapping[str, Any], fields: int) -> Spec:
         scale={"domain": [0, fields + 1], "nice": False},
         axis={"grid": False, "tickMinStep": 1, "format": ",d"},
     )
+    y = _score_axis(record)
     points = {
         "data": {"name": "fields"},
         "transform": [{"calculate": "datum['by_' + colour]", "as": "fill"}],
@@ -143,14 +211,13 @@ def _ranks(record: Mapping[str, Any], fields: int) -> Spec:
         },
         "encoding": {
             "x": x,
-            "y": _score_axis(record),
+            "y": y,
             "color": {"field": "fill", "type": "nominal", "scale": None},
             "opacity": fading(0.9),
         },
     }
-    limit = threshold(record)
-    label = "" if limit is None else f"threshold {limit:g}"
-    layers = [*line_at(limit, "y", label), points]
+    whiskers = [_whiskers(x, y, "y")] if in_nats(record) else []
+    layers = [*line_at(limit(record), "y", _limit_label(record)), *whiskers, points]
     return framed(200, params=signals(colour="decision"), layer=layers)
 
 
@@ -158,17 +225,26 @@ def _ladder(record: Mapping[str, Any], rows: Rows) -> Spec:
     """Return a bar for each field, with its name."""
     # Names are looked up by rank, since one of them may be "constructor".
     names = {"grid": False, "labelLimit": 240, "labelExpr": "names[datum.value - 1]"}
+    x = _score_axis(record)
+    y = {"field": "rank", "type": "ordinal", "title": None, "axis": names}
+    whiskers = []
+    if in_nats(record):
+        whiskers = [_whiskers(y, x, "x")]
+    else:
+        x = {**x, "scale": {"zero": True}}
     bars = {
         "data": {"name": "fields"},
         "mark": {"type": "bar", "cornerRadius": 2},
         "encoding": {
-            "x": {**_score_axis(record), "scale": {"zero": True}, "stack": None},
-            "y": {"field": "rank", "type": "ordinal", "title": None, "axis": names},
+            "x": {**x, "stack": None},
+            "x2": {"datum": 0},
+            "y": y,
             "color": decision_colour(rows),
         },
     }
     params = signals(names=[row["name"] for row in rows])
-    return framed({"step": 17}, params=params, layer=[bars, *line_at(threshold(record), "x")])
+    layers = [bars, *whiskers, *line_at(limit(record), "x")]
+    return framed({"step": 17}, params=params, layer=layers)
 
 
 def _by_size(record: Mapping[str, Any], rows: Rows) -> dict[str, Spec]:
@@ -180,11 +256,11 @@ def _by_size(record: Mapping[str, Any], rows: Rows) -> dict[str, Spec]:
     divergence = log_axis("divergence", "divergence", log, ".3~g")
     price = log_axis("price", "price of an open gate", log, ".3~g")
     score = _score_axis(record)
-    limit = threshold(record)
+    at = limit(record)
     charts = {
-        "width": (width, score, limit),
-        "sparsity": (active, score, limit),
-        "divergence": (divergence, score, limit),
+        "width": (width, score, at),
+        "sparsity": (active, score, at),
+        "divergence": (divergence, score, at),
         "price": (divergence, price, None),
     }
     specs = {}

@@ -5,6 +5,7 @@ from typing import Any
 
 from ..._common.checks import is_number
 from ..record import decision, dig, headline_metric, metric_named, pair, scored
+from .path import path_charts
 from .pieces import (
     DETAILS,
     Charts,
@@ -45,9 +46,12 @@ def _trained_points(record: Mapping[str, Any]) -> Rows:
 
 
 def _return(record: Mapping[str, Any]) -> Charts:
-    """Return the metric against the dimensions removed: by masking, and of trained models."""
+    """Return the metric against the dimensions removed: by masking, and of trained models.
+
+    There is no such chart beside the path, whose models have adapted to their fields.
+    """
     points = curve_points(record)
-    if len(points) < 2:
+    if len(points) < 2 or path_charts(record).specs:
         return Charts()
     trained = _trained_points(record)
     metric = metric_named(record, str(dig(record, "curve", "metric") or "metric"))

@@ -21,6 +21,8 @@ function buildSelect() {
   for (const input of all(".query")) input.addEventListener("input", () => search(input.value));
   for (const input of all("input[name=colour]")) input.addEventListener("change", () => colourBars(input.value));
   colourBars(one("input[name=colour]:checked").value);
+  for (const input of all("input[name=across]")) input.addEventListener("change", () => signal(views.get("path"), "across", input.value));
+  for (const input of all("input[name=complete]")) input.addEventListener("change", () => signal(views.get("path"), "complete", input.value === "all"));
 }
 
 async function begin() {

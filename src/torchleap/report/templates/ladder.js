@@ -1,25 +1,27 @@
 // ---- the ladder ----
 
-const along = (value) => (100 * (value - page.axis.low)) / (page.axis.high - page.axis.low);
+const stretched = (value) => (page.axis.constant === null ? value : Math.sign(value) * Math.log1p(Math.abs(value) / page.axis.constant));
+const along = (value) => (100 * (stretched(value) - stretched(page.axis.low))) / (stretched(page.axis.high) - stretched(page.axis.low));
+
+function between(tag, low, high) {
+  const mark = make(tag);
+  mark.style.left = `${along(low)}%`;
+  mark.style.width = `${along(high) - along(low)}%`;
+  return mark;
+}
 
 function bar(field) {
   const track = make("span", { className: "track" });
-  const score = field.values.score;
-  if (typeof score === "number") {
-    const fill = make("i");
-    const [from, to] = [along(Math.min(0, score)), along(Math.max(0, score))];
-    fill.style.left = `${from}%`;
-    fill.style.width = `${to - from}%`;
-    track.append(fill);
-  }
-  track.append(...thresholdLine());
+  if (field.bar !== null) track.append(between("i", Math.min(0, field.bar), Math.max(0, field.bar)));
+  if (field.whisker) track.append(between("u", ...field.whisker));
+  track.append(...limitLine());
   return track;
 }
 
-function thresholdLine() {
-  if (page.axis.threshold === null) return [];
+function limitLine() {
+  if (page.axis.limit === null) return [];
   const line = make("b");
-  line.style.left = `${along(page.axis.threshold)}%`;
+  line.style.left = `${along(page.axis.limit)}%`;
   return [line];
 }
 
@@ -32,7 +34,7 @@ function rung(place, rank) {
       make("span", { text: String(rank + 1), className: "rank" }),
       make("span", { text: nameOf(field), className: "name" }),
       bar(field),
-      cell("score", "amount"),
+      make("span", { text: field.amount, className: "amount" }),
       cell("width", "amount width"),
       cell("sparsity", "amount sparsity"),
       make("span", { text: field.decision, className: "decision" }),
@@ -50,6 +52,7 @@ function ladderHead(score) {
   page.axis.ticks.forEach((tick) => {
     const text = make("span", { text: tick.text });
     text.style.left = `${along(tick.at)}%`;
+    if (along(tick.at) < 4) text.className = "first";
     if (along(tick.at) > 96) text.className = "last";
     track.append(text);
   });

@@ -57,7 +57,9 @@ function fillTip(title, pairs) {
 
 function describe(datum, words = {}) {
   const field = byName.get(datum.name);
-  if (field) {
+  if (datum.tip) {
+    fillTip(datum.tip.title, datum.tip.lines);
+  } else if (field) {
     const known = page.columns.slice(1).filter((column) => shownValue(field, column) !== "–");
     fillTip(nameOf(field), known.map((column) => [column.title, shownValue(field, column)]));
   } else {

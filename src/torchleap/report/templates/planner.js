@@ -12,6 +12,30 @@ function within(budget) {
   return { kept, spent };
 }
 
+// ---- what a budget costs: from the path, or else from the curve ----
+
+function onPath(kept) {
+  const open = new Set(fields.keys());
+  let nearest = null;
+  const spent = [...kept].reduce((sum, place) => sum + fields[place].values.width, 0);
+  for (const point of page.path.points) {
+    point.closed.forEach((place) => open.delete(place));
+    const others = [...open].filter((place) => !kept.has(place)).length;
+    const exact = open.size === kept.size && others === 0;
+    const distance = exact ? -1 : Math.abs(point.dims - spent);
+    if (!nearest || distance < nearest.distance) nearest = { ...point, exact, distance, others, fields: open.size };
+  }
+  return nearest;
+}
+
+function expectedOnPath(kept) {
+  const point = onPath(kept);
+  const expected = ` Expected ${page.path.metric} on validation rows:`;
+  if (point.exact) return `${expected} ${point.text}, measured on the path with these fields.`;
+  const others = point.others ? `, ${format.count(point.others)} of them dropped here` : "";
+  return `${expected} about ${point.text}, as on the path with ${format.plural(point.fields, "field")}${others}.`;
+}
+
 function metricAfter(count) {
   const points = page.curve;
   const after = points.findIndex((point) => point.fields >= count);
@@ -45,7 +69,7 @@ function asSelection(budget, kept) {
     cost: field.cost,
     protected: field.protected,
     group: field.group,
-    score: field.values.score,
+    score: field.score,
     kept: kept.has(place),
   });
   return { format: 1, method: page.method, settings: { dims: budget }, rule: { dims: budget }, fields: fields.map(record) };
@@ -56,7 +80,7 @@ function chips(list, places, kept) {
     const field = fields[place];
     const changed = (field.decision === "dropped") === kept;
     const item = make("li", { text: nameOf(field), className: changed ? "changed" : "" });
-    item.title = `${nameOf(field)}: ${field.shown.width} wide, score ${field.shown.score}${changed ? ", otherwise in the report's selection" : ""}`;
+    item.title = `${nameOf(field)}: ${field.shown.width} wide, ${one("#ladder").dataset.short} ${field.amount}${changed ? ", otherwise in the report's selection" : ""}`;
     return item;
   };
   list.replaceChildren(...places.map(chip));
@@ -73,6 +97,8 @@ function plan(budget) {
   one("#dims-text").textContent = `${format.plural(budget, "dimension")} of ${format.count(page.budget.most)}`;
   one("#planned").textContent = planWords(keptPlaces, spent);
   signal(views.get("return"), "removed", page.budget.most - spent);
+  const cost = keptPlaces.reduce((sum, place) => sum + (fields[place].cost || 0), 0);
+  signal(views.get("path"), "planned", { fields: keptPlaces.length, dims: spent, cost });
   return kept;
 }
 
@@ -81,7 +107,12 @@ function planWords(keptPlaces, spent) {
   const changed = fields.filter((field, place) => (field.decision !== "dropped") !== kept.has(place)).length;
   const size = `Keeps ${format.plural(keptPlaces.length, "field")} with ${format.plural(spent, "dimension")}.`;
   const other = changed ? ` ${format.plural(changed, "field")} (outlined) differ${changed === 1 ? "s" : ""} from the report's selection.` : " This is the report's selection.";
-  return size + (page.curve.length > 1 ? expectedMetric(kept) : "") + other;
+  return size + expected(kept) + other;
+}
+
+function expected(kept) {
+  if (page.path) return expectedOnPath(kept);
+  return page.curve.length > 1 ? expectedMetric(kept) : "";
 }
 
 function download(name, content) {

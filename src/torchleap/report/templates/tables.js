@@ -58,7 +58,7 @@ function buildTable() {
   one("#table thead").replaceChildren(make("tr", { children: heads }));
   one("#table tbody").replaceChildren(...page.order.map(tableRow));
   pointAtRows(one("#table tbody"));
-  state.sort = { key: "score", down: true };
+  state.sort = { key: page.sorted, down: true };
   showSort();
 }
 
