@@ -1,5 +1,6 @@
 import json
 from dataclasses import dataclass, replace
+from itertools import accumulate
 
 import pytest
 from hypothesis import given
@@ -174,6 +175,12 @@ def test_a_search_by_leap_keeps_its_path_and_the_fields_within_a_standard_error(
     assert path == Path.from_json(found["path"])
     assert list(path.worth) == list(names)
     assert path.points[0].kept == names
+    metrics = [point.metric for point in path.points]
+    best_so_far = list(accumulate(metrics, max))
+    behind = [best - metric for best, metric in zip(best_so_far, metrics, strict=True)]
+    assert [point.behind for point in path.points] == pytest.approx(behind, abs=1e-6)
+    assert max(behind) > 0
+    assert path.best.metric == max(metrics)
     assert found["open"] == list(path.smallest_within().kept)
 
 

@@ -170,7 +170,7 @@ file = "clicks.parquet"
 label = "click"
 
 [method.eager]
-is = "leap"
+is = "leap_pressure"
 strength = 0.5
 
 [training]

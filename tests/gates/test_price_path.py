@@ -90,7 +90,7 @@ def slow_step(path, gradient, on_train):
         slope = g * (1 - g) / 0.2
         push = path.price * path.costs[gate].item() * slope
         speed = (mean + push) / (price_path.NOISE * math.sqrt(square) + push)
-        speed = min(1.0, max(-1.0, speed))
+        speed = min(price_path.HARMFUL, max(-1.0, speed))
         moved = logit - path.param_groups[0]["lr"] * speed
         logits.append(min(price_path.OPEN, max(price_path.LOWEST, moved)))
         last_move = path.tensors["moved"][gate].item()
@@ -133,6 +133,20 @@ def test_the_variance_of_the_worth_is_that_of_single_gradients_and_repeated_rows
     assert (path.deviations(50) > alone).all()
 
 
+def test_the_rest_of_the_way_is_added_to_the_worth_of_a_gate_that_closes():
+    _, plugin = attached()
+    path = price_path.PathOptimizer(plugin.gates, lr=0.5, optimism=0.0)
+    path.price = 1.0
+    for _ in range(12):
+        plugin.gates.theta.grad = torch.full((3,), -1e-3)
+        path.step()
+    expected = path.current_worth()[1].item()
+    before = path.tensors["worth"][1].item()
+    path.measure_rest(1)
+    assert path.tensors["worth"][1].item() == pytest.approx(expected)
+    assert expected > before
+
+
 def test_protected_fields_stay_open_and_those_of_a_group_close_together():
     fields = [
         tl.Field("strong", 1, group="pair"),
@@ -167,6 +181,7 @@ def test_the_same_price_for_more_cost_closes_a_dear_field_first():
     assert "weak" not in order[: order.index("strong")]
     scores = trainer.scores()
     worth = trainer.worth()
+    assert scores["strong"] == pytest.approx(worth["strong"].nats / (40 / 14))
     assert worth["strong"].nats > worth["weak"].nats
     assert scores["strong"] < scores["weak"]
 

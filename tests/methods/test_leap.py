@@ -88,6 +88,8 @@ def test_the_plain_model_is_that_of_a_retraining(found, task):
 
 def test_snapshots_are_few_and_one_fits_every_selection(found):
     assert 2 <= len(found.snapshots) <= SNAPSHOTS
+    counts = [len(one.kept) for one in found.snapshots]
+    assert counts == sorted(set(counts), reverse=True)
     for share in (1.0, 0.5, 0.25):
         kept = found.select(share=share).kept
         snapshot = snapshot_for(found.snapshots, kept)
@@ -105,7 +107,7 @@ class Interrupt(Watcher):
         self.step = step
 
     def after_step(self, run):
-        if run.training.steps is None and run.training.epochs > 1000 and run.step == self.step:
+        if run.training.eval_every == 10 and run.step == self.step:
             raise KeyboardInterrupt
 
 
@@ -149,7 +151,7 @@ def test_the_steps_of_a_path_follow_those_of_the_training(task):
     many = replace(search, training=replace(TRAINING, batch=1, epochs=60))
     assert suited_steps(many) == many.steps_per_epoch // 4
     settings = path_training(replace(TRAINING, schedule="cosine", steps=7), 320, limit=10.0)
-    assert (settings.schedule, settings.steps, settings.eval_every) == ("constant", None, 10)
+    assert (settings.schedule, settings.steps, settings.eval_every) == ("constant", 4 * 320, 10)
     assert settings.time_limit == 6.0
 
 

@@ -524,7 +524,7 @@ class Stop(Hook):
         ({"threshold": math.nan}, "threshold must be a number"),
         ({"tolerance": -0.5}, "tolerance must be at least 0, but is -0.5"),
         ({"worth": -1.0}, "worth must be at least 0, but is -1.0"),
-        ({"worth": 0.1, "method": "random"}, "worth= needs a search that measures worth"),
+        ({"worth": 0.1, "method": "random"}, "worth= needs a search that measures worth on a path"),
         ({"tolerance": 0.1, "method": "permutation"}, "tolerance= needs a search that measures"),
         ({"time_limit": -1.0}, "time_limit must be a number above 0, but is -1.0"),
         (

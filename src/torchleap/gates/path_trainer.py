@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from .._common.checks import check_arguments, is_whole, number, one_of, whole
 from .._common.errors import SelectionError
 from .._common.states import expect
+from ..distributed import ranks
 from ..fields import Fields
 from ..selection.path import Path, PathPoint, Substitute, Worth
 from .base_trainer import BaseTrainer
@@ -165,7 +166,8 @@ class PathTrainer(BaseTrainer):
         """Return the held-out loss; the first one is the scale of the price."""
         value = loss()
         if self.scale is None:
-            self.scale = max(float(value.detach()), 1e-12)
+            [mean] = ranks.averages([float(value.detach())])  # the same price on all ranks
+            self.scale = max(mean, 1e-12)
         self.optimizer.price = self.price
         return value
 

@@ -26,6 +26,7 @@ LOWEST = -7.5  # that a gate can reach before it is closed
 
 BETAS = (0.95, 0.99)  # the decay of the averages of the gradient and of its square
 NOISE = 0.16  # the standard error of the first average, in units of the spread of single gradients
+HARMFUL = 4.0  # times faster than by the price alone a field closes that does harm
 TENSORS = ("slope", "square", "worth", "variance", "distance", "moved", "is_open")
 
 
@@ -48,10 +49,12 @@ class PathOptimizer(Optimizer):
     With m and v the averages of the gradient of the loss on theta and of its square, a step is
 
         push  = price * cost * g (1 - g) / tau
-        theta = theta - lr * clip((m + push) / (0.16 sqrt(v) + push), -1, 1)
+        theta = theta - lr * clip((m + push) / (0.16 sqrt(v) + push), -1, 4)
 
     The denominator contains the standard error of m: a gate moves at full speed as soon as its
-    field is clearly worth less than the price, or more, however noisy the field is. The worth of
+    field is clearly worth less than the price, or more, however noisy the field is. Only a field
+    that does harm, m > 0, can close faster than by the price: before the model has memorised it
+    any further. The worth of
     field i is the line integral of dL/dg_i over the way of its gate. Each piece of the way is
     multiplied by the gradient of the *next* batch, which had no part in choosing that piece.
 
@@ -104,7 +107,7 @@ class PathOptimizer(Optimizer):
         per_gate = self._slope(logit)  # dg / dtheta
         self._measure(signal / per_gate, square / per_gate.square())
         push = self.price * self.costs * per_gate
-        speed = ((mean + push) / (NOISE * square.sqrt() + push)).clamp(-1, 1)
+        speed = ((mean + push) / (NOISE * square.sqrt() + push)).clamp(-1, HARMFUL)
         moved = (logit - self.param_groups[0]["lr"] * speed).clamp(LOWEST, OPEN)
         is_moving = self.is_moving()
         moved = torch.where(is_moving, moved, logit)

@@ -19,6 +19,7 @@ from .contributions import substitutes_of
 
 EVALUATIONS = 32  # in the steps of the path, without waiting
 PER_EPOCH_LIMIT = 2  # a path has at most this many times the steps that the training plans
+LONGEST = 4  # times the steps of the path after which it ends in any case
 SNAPSHOTS = 10  # that are kept at most
 SNAPSHOT_BYTES = 1 << 30  # of all snapshots, beyond which only two are kept
 NORMAL_95 = 1.96
@@ -98,8 +99,8 @@ def path_training(training: Training, steps: int, limit: float | None) -> Traini
     """
     return replace(
         training,
-        epochs=1_000_000,
-        steps=None,
+        epochs=training.epochs + LONGEST * steps,
+        steps=LONGEST * steps,
         eval_every=max(1, steps // EVALUATIONS),
         schedule="constant",
         warmup=0,

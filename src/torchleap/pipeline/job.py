@@ -77,8 +77,8 @@ class Job:
             relative_costs(fields, self.method.price_by)  # refuses a cost of 0
         elif isinstance(self.rule, MinimalWorth | Tolerance) and not self.measures_worth:
             raise SelectionError(
-                f"{self.rule.name}= needs a search that measures worth, but "
-                f"{type(self.method).__name__} gives only scores. Use method='leap', or share=."
+                f"{self.rule.name}= needs a search that measures worth on a path, but "
+                f"{type(self.method).__name__} has none. Use method='leap', or share=."
             )
         rows = len(self.task.train)
         batch = self.training.batch
@@ -150,7 +150,7 @@ class Job:
                     return f"{described}, are too few to decide"
         rule = self.rule
         if isinstance(rule, Tolerance) and found.path is not None:
-            return self._reason_of_few_rows(found.path)
+            return None if self.given is not None else self._reason_of_few_rows(found.path)
         scores = found.scores
         if found.path is not None and found.path.gates:
             scores = dict(found.path.gates)
