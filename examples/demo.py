@@ -1,4 +1,4 @@
-"""Draw the gates of `torchleap demo` beside the ground truth, from the report of the demo.
+"""Draw the price path of `torchleap demo` and the worth of its fields, from its report.
 
 torchleap demo --out torchleap-demo
 python examples/demo.py torchleap-demo --picture gates.png   (needs matplotlib)
@@ -19,43 +19,46 @@ COLOURS = {
 
 
 def draw(path: Path, record: dict[str, Any]) -> None:
-    """Draw the gates over the training, and their final values, coloured by the ground truth."""
+    """Draw the metric along the path, and the worth of each field, coloured by the ground truth."""
     from matplotlib import pyplot
     from matplotlib.lines import Line2D
 
     role = {field["name"]: field["role"] for field in record["fields"]}
-    final = {field["name"]: field["score"] for field in record["fields"]}
     figure, (left, right) = pyplot.subplots(
         1, 2, figsize=(12, 6.4), width_ratios=[1, 1.15], layout="constrained"
     )
-    steps = record["trajectories"]["steps"]
-    for name, gate in record["trajectories"]["gates"].items():
-        left.plot([0, *steps], [1.0, *gate], color=COLOURS[role[name]], linewidth=1.6, alpha=0.85)
+    points = record["path"]["points"]
+    counts = [len(point["kept"]) for point in points]
+    metric = [point["metric"] for point in points]
+    low = [point["low"] for point in points]
+    high = [point["high"] for point in points]
+    left.fill_between(counts, low, high, color="#2a78c2", alpha=0.18, linewidth=0)
+    left.plot(counts, metric, color="#2a78c2", marker="o", markersize=4)
+    kept = sum(field["kept"] for field in record["fields"])
+    left.axvline(kept, color="#5f6368", linewidth=0.8, linestyle="--")
+    left.invert_xaxis()
     left.set(
-        xlabel="training step",
-        ylabel="gate",
-        ylim=(-0.02, 1.02),
-        xlim=(0, steps[-1]),
-        title="The gates during training",
+        xlabel="fields kept (dashed: the selection)",
+        ylabel=f"validation {record['path']['metric'].upper()} of the adapted model",
+        title="What each further field costs",
     )
-    legend = [
-        Line2D([], [], color=colour, label=word, linewidth=3) for word, colour in COLOURS.items()
-    ]
-    order = sorted(final, key=lambda name: final[name])
+    worth = {field["name"]: field["worth"] for field in record["fields"]}
+    order = sorted(worth, key=lambda name: worth[name])
     colours = [COLOURS[role[name]] for name in order]
-    right.barh(order, [final[name] for name in order], color=colours)
+    right.barh(order, [worth[name] for name in order], color=colours)
+    right.set_xscale("symlog", linthresh=1e-3)
     right.set(
-        xlabel="gate",
-        xlim=(0, 1.0),
-        title="The final gates: the number in a name is the field's width",
+        xlabel="worth in nats",
+        title="The worth of each field: the number in a name is its width",
     )
     right.tick_params(axis="y", labelsize=8)
     right.margins(y=0.01)
+    legend = [
+        Line2D([], [], color=colour, label=word, linewidth=3) for word, colour in COLOURS.items()
+    ]
     right.legend(handles=legend, title="ground truth", loc="lower right", frameon=False)
     for axis in (left, right):
         axis.spines[["top", "right"]].set_visible(False)
-    left.axhline(0.5, color="#5f6368", linewidth=0.8, linestyle="--")
-    right.axvline(0.5, color="#5f6368", linewidth=0.8, linestyle="--")
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=110)
 

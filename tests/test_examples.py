@@ -29,13 +29,14 @@ def test_the_picture_is_drawn_from_the_report_of_the_demo(tmp_path):
     pytest.importorskip("matplotlib", reason="the demo's picture needs matplotlib")
     roles = {"useful": "main", "copy": "redundant", "noise": "noise"}
     fields = [
-        {"name": name, "role": role, "score": 1.0 - place / 3}
+        {"name": name, "role": role, "worth": 0.1 - place / 15, "kept": place < 2}
         for place, (name, role) in enumerate(roles.items())
     ]
-    record = {
-        "fields": fields,
-        "trajectories": {"steps": [10, 20], "gates": {name: [0.9, 0.5] for name in roles}},
-    }
+    points = []
+    for count, metric in ((3, 0.7), (2, 0.8), (1, 0.6)):
+        interval = {"metric": metric, "low": metric - 0.01, "high": metric + 0.01}
+        points.append({"kept": list(roles)[:count], **interval})
+    record = {"fields": fields, "path": {"metric": "auc", "points": points}}
     (tmp_path / "report.json").write_text(json.dumps(record))
     picture = tmp_path / "gates.png"
     output = run("examples/demo.py", str(tmp_path), "--picture", str(picture))

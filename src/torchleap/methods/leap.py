@@ -256,7 +256,7 @@ def _least_missed(counts: Sequence[int]) -> int:
     The first and the last one stay.
 
     >>> _least_missed([40, 20, 19, 10, 1])
-    1
+    2
     """
     gaps = {}
     for place in range(1, len(counts) - 1):
