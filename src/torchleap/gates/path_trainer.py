@@ -320,12 +320,13 @@ class PathTrainer(BaseTrainer):
         return found
 
     def scores(self) -> dict[str, float]:
-        """Return the worth of each field, made to rise along the path.
+        """Return the worth of each field, with a part of the largest worth that it has outlived.
 
-        Fields whose worth is above its standard error rank by the time at which they closed: a
-        field that is worth little next to its substitute outlives it, and then ranks as high. The
-        others, which cannot be told from noise, rank below these by their worth. Where the price
-        depends on the cost, it is the worth per unit of the relative cost.
+        For fields whose worth is above its standard error, a score is the geometric mean of the
+        worth and of the largest worth of these fields that closed up to then: what a pair is
+        worth is measured at the half that closes first, and both are needed. The others, which
+        cannot be told from noise, rank below these by their worth. Where the price depends on the
+        cost, it is the worth per unit of the relative cost.
         """
         worth = self.worth()
         costs = dict(zip(worth, self.costs[self.gates.field_gate].tolist(), strict=True))
@@ -335,7 +336,10 @@ class PathTrainer(BaseTrainer):
         still_open = [name for name in worth if name not in set(closed)]
         order = [*closed, *sorted(still_open, key=lambda name: value[name])]
         clear = [name for name in order if is_clear[name]]
-        found = dict(zip(clear, rising([value[name] for name in clear]), strict=True))
+        outlived = rising([value[name] for name in clear])
+        found = {}
+        for name, largest in zip(clear, outlived, strict=True):
+            found[name] = math.sqrt(value[name] * largest)
         least = min(found.values(), default=math.inf)
         for name in worth:
             if name not in found:
