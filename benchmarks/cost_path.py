@@ -5,9 +5,9 @@
 leap is one price for every field, leap_by_dims one per dimension (`LeAPMethod(price_by="dims")`).
 Values are means over all searches and retrained models, with the standard deviation. Lines:
 
-tolerance  the fewest fields within a tolerance of the best on each path, by `select(tolerance=...)`:
+tolerance  the fewest fields within a tolerance of the best on each path, `select(tolerance=...)`:
            their dimensions, and the metric of retrained models;
-budget     the best fields that fit into a part of the dimensions, by `select(dims=...)`;
+budget     the best fields that fit into a part of the dimensions, `select(dims=...)`;
 level      the fewest dimensions of retrained models, at ten points of each path, whose mean
            validation metric is within a distance of the best one of both methods.
 """

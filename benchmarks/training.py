@@ -2,6 +2,7 @@
 
     python benchmarks/training.py --reference LeAP --peers peers    # all sections, fifteen minutes
     python benchmarks/training.py --only gates --quick              # few steps
+    TORCHLEAP_DATA=... python benchmarks/training.py --only search --repeats 3
 
 reference: one epoch of the public LeAP code (github.com/goldenNormal/LeAP, a checkout of it is
 --reference) on MovieLens-1M, in batches of 256, with the network of both: Wide&Deep 32-16, batch
@@ -18,6 +19,10 @@ reference, beside the packages that are installed already:
 
 gates: one epoch of LeAP whose gates learn from the model's own batches, against the same epoch
 without gates.
+
+search: a search by LeAP, and a decision with its files as `torchleap select` makes it, against one
+plain training of the same model until it stops early; on Census-Income, MovieLens-1M and the
+industrial log, see training_search.py. It is not among the sections by default, as it takes longer.
 
 An epoch is its steps and one evaluation on the validation rows. Times are medians over rounds in
 which all take turns; `time` is the median of the ratios to the first line in the same round; AUCs
@@ -47,6 +52,7 @@ from loading import CATEGORIES, NAMES
 from torch import Tensor
 from training_epochs import Epoch, in_memory, searched, shortened, show, silent, stand_in, trained
 from training_peers import BATCH, NETWORK, peers_of
+from training_search import sets_of, show_search
 
 import torchleap as tl
 from torchleap.data.task import Task
@@ -54,7 +60,8 @@ from torchleap.methods import LeAPBaseMethod, PressureMethod
 from torchleap.mix import choose
 from torchleap.models import Backbone, benchmark, named
 
-SECTIONS = ("reference", "peers", "gates")
+USUAL = ("reference", "peers", "gates")  # the sections by default
+SECTIONS = (*USUAL, "search")
 SMALL_FIELDS = ("user_id", "movie_id", "title", "genres")
 MOVIELENS_BATCH = 256
 # rows that the reference evaluates at once; it leaves out the last ones if they are fewer
@@ -284,6 +291,21 @@ def gates_section(options: argparse.Namespace, folder: Path) -> None:
         show(calls, len(task.train), options.repeats, warm_up=True)
 
 
+def search_section(options: argparse.Namespace, folder: Path) -> None:
+    """Print the times of a plain training, a search and a decision."""
+    network = named("wide_deep")
+    words = "Wide&Deep as by default"
+    if options.small:
+        network = benchmark("wide_deep")
+        words = "Wide&Deep 32-16"
+    print(f"\nsearch: {words}; ratios to a plain training until it stops early")
+    for recipe in sets_of(options.movielens):
+        if recipe.kind == "industrial" or os.environ.get("TORCHLEAP_DATA"):
+            show_search(recipe, network, folder, repeats=options.repeats, quick=options.quick)
+        else:
+            print(f"  left out: {recipe.name} needs TORCHLEAP_DATA")
+
+
 def options_given() -> argparse.Namespace:
     """Read the command line."""
     data = os.environ.get("TORCHLEAP_DATA")
@@ -291,7 +313,7 @@ def options_given() -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
-        "--only", default=",".join(SECTIONS), help="some of the sections, with commas between them"
+        "--only", default=",".join(USUAL), help="some of the sections, with commas between them"
     )
     parser.add_argument(
         "--quick", action="store_true", help="300 steps against the reference, fewer rows elsewhere"
@@ -314,6 +336,9 @@ def options_given() -> argparse.Namespace:
     )
     parser.add_argument(
         "--own-start", action="store_true", help="peers draw their fresh weights themselves"
+    )
+    parser.add_argument(
+        "--small", action="store_true", help="search with hidden layers of 32 and 16"
     )
     options = parser.parse_args()
     unknown = set(options.only.split(",")) - set(SECTIONS)
@@ -340,7 +365,12 @@ def main() -> None:
     print(
         f"{machine()}, torch {torch.__version__}, {threads} threads; torchleap mixes by {mixes!r}"
     )
-    sections = {"reference": reference_section, "peers": peers_section, "gates": gates_section}
+    sections = {
+        "reference": reference_section,
+        "peers": peers_section,
+        "gates": gates_section,
+        "search": search_section,
+    }
     with tempfile.TemporaryDirectory() as name:
         for section in options.only.split(","):
             sections[section](options, Path(name))
