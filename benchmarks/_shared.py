@@ -1,4 +1,4 @@
-"""What the measurements of the price path share: options, searches and retrainings in a store.
+"""Shared parts of the measurements of the price path: options, and trials in a store.
 
 Searches and trainings are trials of `torchleap.bench`: each runs once and is stored in --out, so
 that a command that was stopped continues where it was, and a second call only prints. A training

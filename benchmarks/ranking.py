@@ -58,7 +58,7 @@ Cell = tuple[str, str, str]  # data set, column, method
 def area(points: Mapping[float, float]) -> float:
     """Return AUKC: the mean of the metric over the share of kept fields.
 
-    >>> area({0.0: 0.5, 0.5: 0.7, 1.0: 0.7})
+    >>> round(area({0.0: 0.5, 0.5: 0.7, 1.0: 0.7}), 4)
     0.65
     """
     shares = sorted(points)
@@ -71,8 +71,8 @@ def area(points: Mapping[float, float]) -> float:
 def jaccard(sets: Iterable[Iterable[str]]) -> float:
     """Return how alike sets are: the mean over all pairs of them; NaN for a single one.
 
-    >>> jaccard(["ab", "ab", "bc"])
-    0.5555555555555555
+    >>> round(jaccard(["ab", "ab", "bc"]), 4)
+    0.5556
     """
     found = []
     for one, other in combinations(map(set, sets), 2):
