@@ -217,6 +217,12 @@ def show_progress(standing: Standing) -> None:
     print(line, end=end, flush=True, file=sys.stderr)
 
 
+def possible_shares(data: DataSet, shares: Iterable[float]) -> tuple[float, ...]:
+    """Return the shares that leave a field: a tenth of nine fields is refused by `select`."""
+    count = len(data.task.fields)
+    return tuple(share for share in shares if math.floor(count * share + 1e-9) >= 1)
+
+
 def nearest_points(points: Sequence[PathPoint], counts: Iterable[float]) -> list[PathPoint]:
     """Return the points nearest to numbers of fields, each once, in the order of the numbers."""
     found = []

@@ -10,7 +10,16 @@ known, F1 and the others of ranking.py. Seconds are those of the run that filled
 
 import statistics
 
-from _shared import MODEL, Found, Laboratory, Retrained, laboratory, parser_of, spread_text
+from _shared import (
+    MODEL,
+    Found,
+    Laboratory,
+    Retrained,
+    laboratory,
+    parser_of,
+    possible_shares,
+    spread_text,
+)
 from _truth import TRUTH, truth_of
 
 from torchleap._common.text import table
@@ -49,7 +58,7 @@ def line(searches: list[Found], retrained: Retrained) -> list[str]:
     """Return the cells of one speed."""
     data = searches[0].data
     cells = [f"{statistics.mean(found.seconds for found in searches):.1f}"]
-    for share in SHARES:
+    for share in possible_shares(data, SHARES):
         values = []
         for found in searches:
             kept = found.kept(Rule.of(share=share))
@@ -65,15 +74,16 @@ def report(lab: Laboratory) -> str:
     """Run what is not in the store for the data set of a laboratory, and return its table."""
     [data] = lab.data.values()
     searches = lab.search()
+    shares = possible_shares(data, SHARES)
     wanted = []
     for found in searches.values():
-        wanted += [(data.name, found.kept(Rule.of(share=share))) for share in SHARES]
+        wanted += [(data.name, found.kept(Rule.of(share=share))) for share in shares]
     retrained = lab.retrain(wanted)
     rows = []
     for name in lab.grid.methods:
         own = [found for (_, method, _), found in searches.items() if method == name]
         rows.append([name, *line(own, retrained)])
-    head = ["steps", "seconds", *(f"{share:.0%}" for share in SHARES)]
+    head = ["steps", "seconds", *(f"{share:.0%}" for share in shares)]
     if data.useful:
         head += TRUTH
     title = f"{data.name}: test {data.headline.title}"
