@@ -298,6 +298,18 @@ def test_leap_has_rules_of_its_path(place, tmp_path, capsys, more, rule, words):
     assert "user" in selection.dropped
 
 
+def test_a_tolerance_masks_fields_for_another_method(place, tmp_path, capsys):
+    out = tmp_path / "out"
+    command = ["select", str(place / "clicks.parquet"), *FAST, "--method", "permutation"]
+    assert cli.main([*command, "--tolerance", "0.001", "--quiet", "--out", str(out)]) == 0
+    words = "whose AUC, with the others masked and without adaptation, is at most 0.001 worse"
+    assert words in capsys.readouterr().out
+    path = json.loads((out / "report.json").read_text())["path"]
+    assert [point["price"] for point in path["points"]] == [None] * 4
+    kept = [set(point["kept"]) for point in path["points"] if point["behind"] <= 0.001]
+    assert set(Selection.load(out / "selection.json").kept) == kept[-1]
+
+
 def interrupted_in(place, stage, *words):
     """Ctrl-C after the first evaluation that follows a line of the output."""
     process = start(place, *words)
@@ -388,12 +400,14 @@ def refused(capsys, *words):
         (["--price-by", "bytes"], "--price-by must be one of field, dims, cost, but is 'bytes'."),
         (
             ["--worth", "1e-4", "--method", "random"],
-            "--worth needs a search that measures worth on a path, but Random has none. "
-            "Use --method leap, or --share.",
+            "--worth needs a search that measures worth, but Random gives only scores. "
+            "Use --method leap or --method permutation, or --share.",
         ),
         (
             ["--tolerance", "1se", "--method", "leap_pressure"],
-            "--tolerance needs a search that measures worth on a path, but PressureMethod has",
+            "--tolerance needs a search with a path, but PressureMethod closes no fields and "
+            "trains no plain model to mask them in. Use --method leap or --method permutation, "
+            "or --share.",
         ),
         (["--price-by", "dims", "--method", "random"], "Random has no setting 'price_by'."),
         (

@@ -37,6 +37,16 @@ def test_the_reason_for_keeping_all_fields_is_that_of_the_rule(rule, reason):
     assert why_all_stay(path_record(12, rule=rule), time_limit=None) == reason
 
 
+def test_a_path_by_masking_is_said_to_be_without_adaptation(capsys):
+    record = path_record(12, rule={"tolerance": 0.001})
+    record["path"]["adapted"] = False
+    reason = "Every smaller model on the path, without adaptation, is worse than the best by more"
+    assert why_all_stay(record, time_limit=None) == f"{reason} than 0.001."
+    _show_evidence(record, selection_of(record["fields"], share=0.5), None)
+    words = "whose AUC, with the others masked and without adaptation, is at most 0.001 worse"
+    assert words in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("record", "words"),
     [

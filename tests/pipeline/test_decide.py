@@ -88,6 +88,22 @@ def test_useful_fields_are_kept_and_noise_is_dropped(by_leap, by_permutation):
     assert by_permutation.record["rule"] == {"share": 0.5}
 
 
+def test_a_tolerance_lets_other_methods_mask_fields_without_adaptation(task, by_permutation):
+    found = decide(task, model="mlp", method="permutation", training=TRAINING, tolerance=0.01)
+    points = found.record["path"]["points"]
+    assert [len(point["kept"]) for point in points] == [4, 3, 2, 1]
+    assert found.record["path"]["adapted"] is False
+    assert found.record["rule"] == {"tolerance": 0.01}
+    assert set(found.selection.kept) == {"item", "price"}
+    assert found.selection.scores == by_permutation.selection.scores
+    curve = found.record["curve"]["points"]
+    assert [point["value"] for point in curve] == [point["metric"] for point in points]
+    assert by_permutation.record["path"] is None
+    page = tl.Report(found.record).html()
+    assert "the lowest score first, without adaptation" in page
+    assert "The price of an open gate rises" not in page
+
+
 def positives(task, part):
     return int(getattr(task, part).label.sum())
 
@@ -129,7 +145,7 @@ def test_gates_are_recorded_at_each_evaluation(by_leap, by_pressure, by_permutat
     )
     assert by_pressure.record["rule"] == {"threshold": 0.5}
     path = by_leap.record["trajectories"]
-    assert path["steps"][:3] == [5, 10, 15]
+    assert path["steps"][:3] == [21, 42, 63]
     assert sum(gates[-1] > 0.1 for gates in path["gates"].values()) == 1
     assert by_permutation.record["trajectories"] is None
     assert not any(
@@ -524,8 +540,15 @@ class Stop(Hook):
         ({"threshold": math.nan}, "threshold must be a number"),
         ({"tolerance": -0.5}, "tolerance must be at least 0, but is -0.5"),
         ({"worth": -1.0}, "worth must be at least 0, but is -1.0"),
-        ({"worth": 0.1, "method": "random"}, "worth= needs a search that measures worth on a path"),
-        ({"tolerance": 0.1, "method": "permutation"}, "tolerance= needs a search that measures"),
+        (
+            {"worth": 0.1, "method": "sfs"},
+            "worth= needs a search that measures worth, but SFS gives only scores. Use method=",
+        ),
+        (
+            {"tolerance": 0.1, "method": "random"},
+            "tolerance= needs a search with a path, but Random closes no fields and trains no "
+            "plain model to mask them in. Use method='leap' or method='permutation', or share=",
+        ),
         ({"time_limit": -1.0}, "time_limit must be a number above 0, but is -1.0"),
         (
             {"training": Training(batch=4096)},

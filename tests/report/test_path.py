@@ -393,6 +393,73 @@ def test_a_worth_is_written_with_the_decimals_that_its_interval_allows(value, bo
     assert numbers.worth_interval(value, bounds) == text
 
 
+# ---- a path by masking ----
+
+
+def masked_path_of(method, *, worth, rule=None):
+    """Return a record whose points have neither a price nor a step."""
+    record = small_path([0.8, 0.81, 0.7], rule=rule)
+    for point in record["path"]["points"]:
+        point |= {"price": None, "step": None}
+    record["path"]["adapted"] = False
+    record["method"] = method
+    if not worth:
+        for field in record["fields"]:
+            field["worth"] = None
+    return record
+
+
+def test_a_path_by_masking_is_labelled_wherever_it_is_shown():
+    record = masked_path_of("permutation", worth=True)
+    assert list(misfits(record, SelectRecord, "record")) == []
+    chart = drawn(record)
+    title = "AUC on validation rows, without adaptation"
+    assert chart.specs["path"]["layer"][1]["encoding"]["y"]["title"] == title
+    assert [line[0] for line in chart.data["path"][0]["tip"]["lines"]] == [
+        *("AUC", "dimensions", "masked next")
+    ]
+    assert context_of(record)["script"]["path"]["unadapted"] == ", without adaptation"
+    page = Report(record).html()
+    assert "one field after the other is replaced by its mean" in page
+    assert "for what is masked next" in page
+    assert "rise of the held-out loss without it, in nats" in page
+    for words in ("The price of an open gate rises", "closes next", "while it closed"):
+        assert words not in page
+    assert page.count(verdict.rule(record)) == 1
+
+
+def test_a_path_of_adapted_models_is_not_labelled():
+    record = small_path([0.8, 0.81, 0.7])
+    assert drawn(record).specs["path"]["layer"][1]["encoding"]["y"]["title"] == (
+        "AUC on validation rows"
+    )
+    assert context_of(record)["script"]["path"]["unadapted"] == ""
+    assert "without adaptation" not in Report(record).html().replace("unadapted", "")
+
+
+def test_a_path_without_worth_shows_the_scores():
+    context = context_of(masked_path_of("sfs", worth=False))
+    assert not context["nats"]
+    assert context["score"] == "gradient by a mask"
+
+
+@pytest.mark.parametrize(("rule", "nats"), [({"tolerance": 0.1}, False), ({"worth": 0.01}, True)])
+def test_shark_is_shown_by_its_scores_unless_the_worth_decides(rule, nats):
+    record = masked_path_of("shark", worth=True, rule=rule)
+    for field, score in zip(record["fields"], (3.0, 2.0, 1.0), strict=True):
+        field |= {"score": score, "worth_low": -1.0, "worth_high": 1.0}
+    context = context_of(record)
+    assert context["nats"] == nats
+    own = context["script"]
+    assert own["order"] == ([2, 1, 0] if nats else [0, 1, 2])
+    assert [field["bar"] for field in own["fields"]] == ([0.0, 0.01, 0.02] if nats else [3, 2, 1])
+    assert (own["fields"][0]["whisker"] is not None) == nats
+    assert own["sorted"] == ("worth" if nats else "score")
+    assert {"worth", "score"} <= {column["key"] for column in own["columns"]}
+    rows = drawn(record).data["fields"]
+    assert [row["score"] for row in rows] == ([0.02, 0.01, 0.0] if nats else [3.0, 2.0, 1.0])
+
+
 # ---- words ----
 
 

@@ -97,11 +97,16 @@ def _show_evidence(
 def why_all_stay(record: Mapping[str, Any], time_limit: float | None) -> str:
     """Return the reason for which a rule drops no field."""
     from ..report.numbers import worth
+    from ..report.record import is_masked
     from ..report.verdict import tolerance
 
     accepted = tolerance(record)
     if accepted:
-        return f"Every smaller model on the path is worse than the best by more than {accepted}."
+        unadapted = ", without adaptation," if is_masked(record) else ""
+        return (
+            f"Every smaller model on the path{unadapted} is worse than the best by more than "
+            f"{accepted}."
+        )
     if "worth" in record["rule"]:
         return f"Every unprotected field is worth at least {worth(record['rule']['worth'])} nats."
     if "threshold" not in record["rule"]:

@@ -117,6 +117,16 @@ class Search:
         self.history += run.history
         return run
 
+    def fit_plain(self) -> Ranker:
+        """Return a trained model of all fields, as it is without any method; `plain` is this model.
+
+        A method that changes it afterwards changes a copy.
+        """
+        model = self.model()
+        self.fit(model)
+        self.plain = model
+        return model
+
     def by_field(self, values: Tensor) -> Scores:
         """Return one number for each field by name, (F,) -> F scores."""
         return dict(zip(self.task.fields.names, values.detach().double().tolist(), strict=True))
@@ -133,10 +143,13 @@ class Method:
 
     Attributes:
         uses_trained_model: Whether its first training run is that of a plain model, which it then
-            examines; a model that was trained for another method can take its place.
+            examines; a model that was trained for another method can take its place. The method
+            trains it by `Search.fit_plain`, so that its search can be asked for a path.
+        measures_worth: Whether its search has the worth of each field.
     """
 
     uses_trained_model: ClassVar[bool] = False
+    measures_worth: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         check_settings(self)

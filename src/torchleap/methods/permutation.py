@@ -30,6 +30,7 @@ class Permutation(Method):
     """
 
     uses_trained_model: ClassVar[bool] = True
+    measures_worth: ClassVar[bool] = True
     repeats: int = setting(3, at_least=1)
     fraction: float = setting(1.0, above=0, at_most=1)
     metric: str = "auc"
@@ -40,8 +41,7 @@ class Permutation(Method):
 
     def score(self, search: Search) -> Scores:
         """Return the mean fall over the repeats."""
-        model = search.model()
-        search.fit(model)
+        model = search.fit_plain()
         falls = self.falls(search, model)
         if self.repeats > 1:
             deviations = search.by_field(falls.std(1))

@@ -25,9 +25,7 @@ class SFS(Method):
 
     def score(self, search: Search) -> Scores:
         """Return the mean over batches of |dL / dc|, where c is the mask."""
-        model = search.model()
-        search.fit(model)
-        return search.by_field(self.gradients(search, model))
+        return search.by_field(self.gradients(search, search.fit_plain()))
 
     def gradients(self, search: Search, model: Ranker) -> Tensor:
         """Return the mean size of the gradient for each field, (F,)."""

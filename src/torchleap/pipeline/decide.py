@@ -152,7 +152,8 @@ def decide(
         cost: Keep fields of at most this cost in total.
         worth: Keep fields that are worth at least this many nats.
         tolerance: Keep the fewest fields whose validation metric is within this of the best on
-            the path; "1se" is one standard error.
+            the path; "1se" is one standard error. Permutation, SHARK and SFS then have a path by
+            masking, see `search`.
         seed: The seed of all random choices.
         time_limit: About how many seconds everything may take: each stage then ends with the best
             that it has. None sets no limit.
@@ -264,7 +265,7 @@ def _train_and_search(job: Job, stages: _Stages) -> tuple[nn.Module, Run | None,
     with stages("training with all fields"):
         full = retrain(job.task, model=job.backbone, **job.training_of(0.3, FULL))
     with stages("searching"):
-        found = search(job.task, **settings, **job.training_of(0.5, SEARCH))
+        found = search(job.task, **settings, path=job.masks_fields, **job.training_of(0.5, SEARCH))
     trained = found.run if job.trains_gates else full.run
     return full.model, trained, found
 

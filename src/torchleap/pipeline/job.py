@@ -12,8 +12,8 @@ from torch import nn
 from .._common.checks import check_arguments, number
 from .._common.errors import DataError, MetricError, SelectionError
 from ..data.task import Task
-from ..gates.path_trainer import relative_costs
-from ..methods import GateMethod, LeAPMethod, Method, Permutation
+from ..gates.relative_costs import relative_costs
+from ..methods import GateMethod, LeAPMethod, Method
 from ..methods.leap import snapshot_for
 from ..models import Backbone
 from ..plugin import Plugin, attached
@@ -54,9 +54,9 @@ class Job:
         return isinstance(self.method, LeAPMethod)
 
     @property
-    def measures_worth(self) -> bool:
-        """Return whether the search of the method gives the worth of each field, without a path."""
-        return isinstance(self.method, Permutation) and not isinstance(self.rule, Tolerance)
+    def masks_fields(self) -> bool:
+        """Return whether the rule reads a path that the method makes only if it is asked for it."""
+        return isinstance(self.rule, Tolerance) and not self.trains_plain
 
     @property
     def rule(self) -> Rule:
@@ -75,10 +75,16 @@ class Job:
         self.rule.check(rank(fields, dict.fromkeys(fields.names, 0.0)))
         if isinstance(self.method, LeAPMethod):
             relative_costs(fields, self.method.price_by)  # refuses a cost of 0
-        elif isinstance(self.rule, MinimalWorth | Tolerance) and not self.measures_worth:
+        if isinstance(self.rule, MinimalWorth) and not self.method.measures_worth:
             raise SelectionError(
-                f"{self.rule.name}= needs a search that measures worth on a path, but "
-                f"{type(self.method).__name__} has none. Use method='leap', or share=."
+                f"worth= needs a search that measures worth, but {type(self.method).__name__} "
+                "gives only scores. Use method='leap' or method='permutation', or share=."
+            )
+        if self.masks_fields and not self.method.uses_trained_model:
+            raise SelectionError(
+                f"tolerance= needs a search with a path, but {type(self.method).__name__} closes "
+                "no fields and trains no plain model to mask them in. Use method='leap' or "
+                "method='permutation', or share=."
             )
         rows = len(self.task.train)
         batch = self.training.batch

@@ -227,8 +227,8 @@ class PathPointRecord:
     behind: float
     error: float
     loss: float
-    price: float
-    step: int
+    price: float | None
+    step: int | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -243,17 +243,20 @@ class SubstituteRecord:
 
 @dataclass(frozen=True)
 class PathRecord:
-    """The metric of an adapted model at each number of fields, and which fields took over.
+    """The metric of a model at each number of fields, and which fields took over.
 
     Attributes:
         metric: The name of the metric.
         points: The points, from all fields to the last one.
         substitutes: The fields that took over for others, the largest rise first.
+        adapted: Whether the model adapted to the fields of each point, which it does not where
+            fields are masked.
     """
 
     metric: str
     points: Sequence[PathPointRecord]
     substitutes: Sequence[SubstituteRecord]
+    adapted: bool = True
 
     @classmethod
     def of(cls, path: "Path") -> "PathRecord":
@@ -263,6 +266,7 @@ class PathRecord:
             metric=content["metric"],
             points=[PathPointRecord(**point) for point in content["points"]],
             substitutes=[SubstituteRecord(**one) for one in content["substitutes"]],
+            adapted=path.is_adapted,
         )
 
 
@@ -357,8 +361,8 @@ class SelectRecord(Record):
         undecided: The reason why all fields were kept; None if the rule decided.
         seconds: Time by stage.
         findings: Problems of the data.
-        path: The metric at each number of fields, of a model that adapted to these fields; None
-            for a method that does not close one field after the other.
+        path: The metric at each number of fields, of a model that adapted to these fields or in
+            which the others are masked; None for a method that has no path.
     """
 
     kind = "select"

@@ -16,8 +16,9 @@ from .._common.files import make_folder, write_atomically
 from ..data.task import Task
 from ..distributed import ranks
 from ..fields import Fields
-from ..methods import METHODS, Method, Scores, Search, Snapshot
+from ..methods import METHODS, LeAPMethod, Method, Scores, Search, Snapshot
 from ..methods import named as method_named
+from ..methods.masking import masked_path, refuse_unmaskable
 from ..models import Backbone
 from ..models import named as backbone_named
 from ..selection import Limits, Rule, Selection, Worth, select
@@ -44,7 +45,8 @@ class SearchResult:
             method added to it; None if it trains none.
         run: The training of that model, with the state of its optimizers.
         path: The model at each number of fields, and the worth of each field; None if the method
-            measures no worth.
+            has neither. Its points are empty for a method that does not close fields, unless
+            `search(path=True)` asked for them.
         plain: The model of all fields that the method trained first; None if it trained none.
         snapshots: The weights of `model` at some points of the path.
     """
@@ -64,7 +66,7 @@ class SearchResult:
     @property
     def worth(self) -> Mapping[str, Worth]:
         """Return the worth of each field in nats, with its interval, in field order."""
-        if self.path is None:
+        if self.path is None or not self.path.worth:
             raise SelectionError(
                 f"Expected a search that measures worth, but {type(self.method).__name__} gives "
                 "only scores. Search with method='leap' or 'permutation'."
@@ -135,6 +137,7 @@ def search(
     method: str | Method = "leap",
     training: Training | None = None,
     seed: int = 0,
+    path: bool = False,
     callbacks: Sequence[Hook] = (),
     checkpoint: str | os.PathLike[str] | None = None,
     keep_checkpoint: bool = False,
@@ -150,6 +153,9 @@ def search(
         method: The method, or its name.
         training: The settings of the training; None is the default with a suitable batch.
         seed: The seed of the weights, of the order of the rows and of the method.
+        path: Whether a method that does not close fields has a path too: in the plain model of
+            all fields that it has trained, fields become their means one after the other, the
+            lowest score first, without adaptation. "leap" always has a path, of adapted models.
         callbacks: Hooks that watch the training, as in `torchleap.callbacks`.
         checkpoint: A folder to save the training to and, if it exists, to resume from; it is
             removed at the end. None saves nothing.
@@ -157,6 +163,8 @@ def search(
     """
     started = time.monotonic()
     chosen = method_named(method)
+    if path and not isinstance(chosen, LeAPMethod):
+        refuse_unmaskable(chosen)
     work = Search(
         task,
         backbone_named(model),
@@ -167,6 +175,8 @@ def search(
     )
     with _folder_for(chosen, work, keep=keep_checkpoint):
         scores = chosen.score(work)
+        if path and (work.path is None or not work.path.points):
+            work.path = masked_path(work, scores)
     return SearchResult(
         fields=task.fields,
         method=chosen,

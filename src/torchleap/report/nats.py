@@ -37,7 +37,7 @@ def nats_axis(record: Mapping[str, Any]) -> NatsAxis:
     """Return the axis on which the worth of every field, with its interval, has a place."""
     values = [0.0]
     for field in scored(record):
-        values.append(shown_score(field))
+        values.append(shown_score(field, nats=True))
         values += bounds(field, "worth_low", "worth_high") or ()
     values.append(least_worth(record) or 0.0)
     low, high = min(values), max(values)

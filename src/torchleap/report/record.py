@@ -15,6 +15,7 @@ from ..pipeline.record import FORMAT, RECORDS, KnownMetric
 from .shape import misfits
 
 GATED = ("leap", "leap_pressure", "leap_base")  # methods whose scores are gates, without a path
+OTHER_SCORES = ("shark",)  # methods that measure worth, but rank fields by something else
 MOST_PROBLEMS = 3
 
 
@@ -95,24 +96,41 @@ def scored(record: Mapping[str, Any]) -> list[dict[str, Any]]:
 
     Where the worth is known, it is the order.
     """
+    nats = in_nats(record)
     known = [field for field in record["fields"] if is_number(field.get("score"))]
-    return sorted(known, key=shown_score, reverse=True)
+    return sorted(known, key=lambda field: shown_score(field, nats=nats), reverse=True)
+
+
+def is_masked(record: Mapping[str, Any]) -> bool:
+    """Return whether the path is one of masked fields, to which the model did not adapt.
+
+    >>> is_masked({"path": {"adapted": False}}), is_masked({"path": {"metric": "auc"}})
+    (True, False)
+    """
+    return dig(record, "path", "adapted") is False
 
 
 def in_nats(record: Mapping[str, Any]) -> bool:
-    """Return whether the scores are the worth of the fields, which a search with a path measures.
+    """Return whether fields are shown by their worth, which a search with a path measures.
 
     >>> in_nats({"path": {"metric": "auc"}, "fields": []}), in_nats({"fields": [{"name": "age"}]})
     (True, False)
     """
-    if record.get("path") is not None:
+    if record.get("path") is not None and not is_masked(record):
         return True
+    if record.get("method") in OTHER_SCORES and not is_number(dig(record, "rule", "worth")):
+        return False
     return any(is_number(field.get("worth")) for field in record["fields"])
 
 
-def shown_score(field: Mapping[str, Any]) -> float:
-    """Return the worth of a field where it is known, and elsewhere its score."""
-    if is_number(field.get("worth")):
+def shown_score(field: Mapping[str, Any], *, nats: bool) -> float:
+    """Return the worth of a field if it is known and shown, and otherwise its score.
+
+    Args:
+        field: The record of the field.
+        nats: Whether fields are shown by their worth, see `in_nats`.
+    """
+    if nats and is_number(field.get("worth")):
         return float(field["worth"])
     return float(field["score"])
 

@@ -16,6 +16,7 @@ from .record import (
     has_gates,
     has_prices,
     in_nats,
+    is_masked,
     limit,
     metric_named,
     scored,
@@ -65,16 +66,17 @@ def script_data(record: Mapping[str, Any]) -> dict[str, Any]:
     """Return the data that the page's script works with."""
     columns = columns_of(record)
     write = _amounts(record)
+    nats = in_nats(record)
     places = {field["name"]: place for place, field in enumerate(record["fields"])}
     removal = dig(record, "curve", "order") or []
     metric = metric_named(record, str(dig(record, "curve", "metric") or "metric"))
     return {
-        "fields": [_field(field, columns, write) for field in record["fields"]],
+        "fields": [_field(field, columns, write, nats=nats) for field in record["fields"]],
         "columns": [
             {"key": column.key, "title": column.title, "number": column.write is not None}
             for column in columns
         ],
-        "sorted": "worth" if is_known(record, "worth") else "score",
+        "sorted": "worth" if nats and is_known(record, "worth") else "score",
         "order": _order(record),
         "axis": axis_of(record),
         "budget": budget(record),
@@ -103,7 +105,8 @@ def _path(record: Mapping[str, Any], places: Mapping[str, int]) -> dict[str, Any
         before &= kept
     if len(points) < FEWEST_POINTS:
         return None
-    return {"metric": path_metric(record), "points": points}
+    unadapted = ", without adaptation" if is_masked(record) else ""
+    return {"metric": path_metric(record), "unadapted": unadapted, "points": points}
 
 
 def is_known(record: Mapping[str, Any], key: str) -> bool:
@@ -155,22 +158,23 @@ def _text(column: Column, values: Mapping[str, Any]) -> str | None:
 
 
 def _field(
-    field: Mapping[str, Any], columns: list[Column], write: Callable[[Any], str]
+    field: Mapping[str, Any], columns: list[Column], write: Callable[[Any], str], *, nats: bool
 ) -> dict[str, Any]:
     """Return a field for the script.
 
     It has the values of the columns, to sort by, and their texts; "bar" is the length of its bar
-    in the ladder, "whisker" the interval on it, and "amount" the text beside it, by `write`.
+    in the ladder, "whisker" the interval on it, and "amount" the text beside it, by `write`; with
+    `nats` they are those of its worth.
     """
     made = decision(field)
     values = {**field, "decision": DECISIONS[made]}
-    score = shown_score(field) if is_number(field.get("score")) else None
+    score = shown_score(field, nats=nats) if is_number(field.get("score")) else None
     return {
         "values": [values.get(column.key) for column in columns],
         "shown": [_text(column, values) for column in columns],
         "score": field.get("score"),
         "bar": score,
-        "whisker": bounds(field, "worth_low", "worth_high"),
+        "whisker": bounds(field, "worth_low", "worth_high") if nats else None,
         "amount": "" if score is None else write(score),
         "decision": made,
         "protected": bool(field.get("protected")),

@@ -20,6 +20,7 @@ from .record import (
     findings,
     has_gates,
     in_nats,
+    is_masked,
     least_worth,
     metric_named,
     scored,
@@ -99,6 +100,7 @@ def _path(record: Mapping[str, Any], drawn: Charts) -> dict[str, Any]:
     return {
         "axes": {key: titles[key] for key in path_axes(record)},
         "close_view": path_has_close_view(record),
+        "masked": is_masked(record),
     }
 
 

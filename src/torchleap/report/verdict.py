@@ -11,6 +11,7 @@ from .record import (
     dig,
     findings,
     headline_metric,
+    is_masked,
     least_worth,
     metric_named,
     pair,
@@ -109,9 +110,12 @@ def rule(record: Mapping[str, Any]) -> str:
     if not accepted:
         return ""
     metric = metric_named(record, str(dig(record, "path", "metric") or headline_metric(record)))
+    unadapted = ""
+    if is_masked(record):
+        unadapted = ", with the others masked and without adaptation,"
     return (
-        f"The fewest fields are kept whose {metric.title} is at most {accepted} worse than the "
-        "best."
+        f"The fewest fields are kept whose {metric.title}{unadapted} is at most {accepted} worse "
+        "than the best."
     )
 
 

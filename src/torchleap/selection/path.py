@@ -1,7 +1,8 @@
-"""Path: the worth of every field, and the metric of an adapted model at each number of fields.
+"""Path: the worth of every field, and the metric of a model at each number of fields.
 
 A search that closes one field after the other leaves a path: at each of its points some fields are
-open, and the model has adapted to exactly these. Rules read the path to decide how many to keep.
+open, and the model has adapted to exactly these. Any other method can mask fields in a trained
+model instead, which does not adapt. Rules read the path to decide how many fields to keep.
 """
 
 from collections.abc import Mapping
@@ -20,7 +21,7 @@ class Worth:
     Attributes:
         nats: The rise of the held-out loss while the field closed, in the unit of the loss (nats
             for a log loss), next to the fields that were still open. Below 0 the model is better
-            without the field.
+            without the field. Methods without gates measure it in a trained model of all fields.
         low: The lower end of the interval.
         high: The upper end.
     """
@@ -61,15 +62,15 @@ class PathPoint:
         closed: The fields that closed since the point before, the first to close first.
         dims: The dimensions of the open fields.
         cost: Their cost, in the unit of `Field.cost`.
-        metric: The metric of the adapted model on the validation rows.
+        metric: The metric of the model on the validation rows.
         low: The lower end of the metric's 95 % interval: it covers the chance of the validation
             rows in the difference to the model of all fields.
         high: The upper end.
         behind: How much worse the metric is than the best one before, 0 where it is the best.
         error: The standard error of that difference, measured on the same rows.
         loss: The loss on the validation rows.
-        price: The price of an open gate, in the unit of the loss.
-        step: The training step.
+        price: The price of an open gate, in the unit of the loss; None where fields are masked.
+        step: The training step; None where fields are masked in a trained model.
     """
 
     kept: tuple[str, ...]
@@ -82,8 +83,8 @@ class PathPoint:
     behind: float
     error: float
     loss: float
-    price: float
-    step: int
+    price: float | None
+    step: int | None
 
 
 @dataclass(frozen=True)
@@ -104,6 +105,11 @@ class Path:
     points: tuple[PathPoint, ...] = ()
     substitutes: tuple[Substitute, ...] = ()
     gates: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def is_adapted(self) -> bool:
+        """Return whether the model adapted to the fields of each point; a masked one does not."""
+        return all(point.step is not None for point in self.points)
 
     @property
     def best(self) -> PathPoint:
@@ -134,7 +140,7 @@ class Path:
         if not self.points:
             raise SelectionError(
                 "Expected a search that closes fields one after the other, but this one has no "
-                "path. Search with method='leap', or give share=."
+                "path. Search with method='leap' or with path=True, or give share=."
             )
 
     def to_json(self) -> dict[str, Any]:
@@ -167,8 +173,9 @@ class Path:
         rows = []
         for point in self.points:
             interval = f"{point.low:.4f} to {point.high:.4f}"
-            closed = ", ".join(point.closed)
-            price = f"{point.price:.1e}"
-            metric = f"{point.metric:.4f}"
-            rows.append([str(len(point.kept)), str(point.dims), metric, interval, price, closed])
-        return table(["fields", "dims", self.metric, "95 % interval", "price", "closed"], rows)
+            row = [str(len(point.kept)), str(point.dims), f"{point.metric:.4f}", interval]
+            if point.price is not None:
+                row.append(f"{point.price:.1e}")
+            rows.append([*row, ", ".join(point.closed)])
+        last = ["price", "closed"] if self.is_adapted else ["masked, without adaptation"]
+        return table(["fields", "dims", self.metric, "95 % interval", *last], rows)

@@ -192,7 +192,8 @@ class Tolerance(Rule):
         if path is None or not path.points:
             raise SelectionError(
                 "tolerance= needs the path of a search that closes fields one after the other, "
-                "but this one has none. Search with method='leap', or give share=."
+                "but this one has none. Search with method='leap' or with path=True, or give "
+                "share=."
             )
         tolerance = None if self.limit == ONE_ERROR else self.limit
         point = path.smallest_within(tolerance)

@@ -37,7 +37,7 @@ SCORES = {
     "leap_pressure": "gate",
     "leap_base": "gate",
     "permutation": "metric lost by shuffling",
-    "shark": "estimated rise of the loss",
+    "shark": "size of the estimated change of the loss",
     "sfs": "gradient by a mask",
     "autofield": "keep logit",
     "lpfs": "size of the gate's parameter",
@@ -104,6 +104,7 @@ def decision_colour(rows: Iterable[Mapping[str, Any]]) -> Spec:
 def _field_rows(record: Mapping[str, Any]) -> Rows:
     """Return the data of all fields with a score, best first."""
     with_prices = has_prices(record)
+    nats = in_nats(record)
     rows = []
     for rank, field in enumerate(scored(record), start=1):
         width = field.get("width")
@@ -115,7 +116,7 @@ def _field_rows(record: Mapping[str, Any]) -> Rows:
         row = {
             "name": field["name"],
             "rank": rank,
-            "score": shown_score(field),
+            "score": shown_score(field, nats=nats),
             "low": low,
             "high": high,
             "width": width,

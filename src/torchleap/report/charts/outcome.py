@@ -48,7 +48,7 @@ def _trained_points(record: Mapping[str, Any]) -> Rows:
 def _return(record: Mapping[str, Any]) -> Charts:
     """Return the metric against the dimensions removed: by masking, and of trained models.
 
-    There is no such chart beside the path, whose models have adapted to their fields.
+    There is no such chart beside the path, which shows the same or better with intervals.
     """
     points = curve_points(record)
     if len(points) < 2 or path_charts(record).specs:

@@ -1,4 +1,4 @@
-"""The chart of the path: the metric of adapted models against the number of fields kept."""
+"""The chart of the path: the metric of a model against the number of fields kept."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 from ..._common.checks import is_number
 from ..._common.text import plural
 from .. import numbers
-from ..record import bounds, decision, dig, metric_named
+from ..record import bounds, decision, dig, is_masked, metric_named
 from .pieces import DETAILS, Charts, Rows, Spec, framed, number_axis, signals
 
 FEWEST_POINTS = 2  # of a path that can be drawn
@@ -29,9 +29,10 @@ def path_charts(record: Mapping[str, Any]) -> Charts:
         return Charts()
     rows = _rows(record, points)
     marks = _marks(record, rows)
+    unadapted = ", without adaptation" if is_masked(record) else ""
     y = number_axis(
         "metric",
-        f"{path_metric(record)} on validation rows",
+        f"{path_metric(record)} on validation rows{unadapted}",
         scale={"zero": False, "nice": False, **_limits(record, rows)},
     )
     layers = [
@@ -115,6 +116,7 @@ def _rows(record: Mapping[str, Any], points: list[Mapping[str, Any]]) -> Rows:
     within = _within_tolerance(record, points)
     title = path_metric(record)
     axes = path_axes(record)
+    ends = "masked next" if is_masked(record) else "closes next"
     rows: Rows = []
     for place, point in enumerate(points):
         low, high = bounds(point, "low", "high") or (None, None)
@@ -127,16 +129,26 @@ def _rows(record: Mapping[str, Any], points: list[Mapping[str, Any]]) -> Rows:
             "low": low,
             "high": high,
             "within": within[place],
-            "tip": _tip(point, title, axes, closing or []),
+            "tip": _tip(point, title, axes, {ends: closing or []}),
         }
         rows.append(row)
     return rows
 
 
 def _tip(
-    point: Mapping[str, Any], metric: str, axes: Mapping[str, str], closing: list[str]
+    point: Mapping[str, Any],
+    metric: str,
+    axes: Mapping[str, str],
+    closing: Mapping[str, list[str]],
 ) -> dict[str, Any]:
-    """Return the title and the lines of a tooltip."""
+    """Return the title and the lines of a tooltip.
+
+    Args:
+        point: The point.
+        metric: The title of the metric.
+        axes: The quantities that the chart has axes for.
+        closing: The fields that the next point lacks, under the words for it.
+    """
     lines = [(metric, numbers.metric_interval(point["metric"], bounds(point, "low", "high")))]
     if "dims" in axes:
         lines.append(("dimensions", numbers.count(point["dims"])))
@@ -144,8 +156,9 @@ def _tip(
         lines.append(("cost", numbers.anything(point["cost"])))
     if is_number(point.get("price")):
         lines.append(("price", f"{numbers.worth(point['price'])} nats"))
-    if closing:
-        lines.append(("closes next", _first_names(closing)))
+    for words, names in closing.items():
+        if names:
+            lines.append((words, _first_names(names)))
     return {"title": plural(len(point["kept"]), "field"), "lines": lines}
 
 

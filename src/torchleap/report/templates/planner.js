@@ -31,9 +31,9 @@ function onPath(kept) {
 function expectedOnPath(kept) {
   const point = onPath(kept);
   const expected = ` Expected ${page.path.metric} on validation rows:`;
-  if (point.exact) return `${expected} ${point.text}, measured on the path with these fields.`;
+  if (point.exact) return `${expected} ${point.text}, measured on the path with these fields${page.path.unadapted}.`;
   const others = point.others ? `, ${format.count(point.others)} of them dropped here` : "";
-  return `${expected} about ${point.text}, as on the path with ${format.plural(point.fields, "field")}${others}.`;
+  return `${expected} about ${point.text}, as on the path with ${format.plural(point.fields, "field")}${others}${page.path.unadapted}.`;
 }
 
 function metricAfter(count) {
