@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from .fields import Field, Fields
     from .gates.leap import LeAP
     from .gates.optimizer import GateOptimizer
+    from .gates.price_window import PriceWindow
     from .gates.trainer import GateTrainer
     from .objectives import Metric, Objective, auc, gauc, log_loss, s_auc
     from .pipeline.decide import Decision, decide
@@ -66,6 +67,7 @@ _NAMES = {
     "Objective": "objectives",
     "Plan": "surgery",
     "Plugin": "plugin",
+    "PriceWindow": "gates.price_window",
     "Report": "report",
     "Rule": "selection",
     "Selection": "selection",
@@ -119,6 +121,7 @@ __all__ = [
     "Objective",
     "Plan",
     "Plugin",
+    "PriceWindow",
     "RemovedTableError",
     "Report",
     "Rule",

@@ -8,6 +8,7 @@ from typing import Any, Literal, Unpack, overload
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from ._common.checks import check_arguments
 from ._common.errors import AttachError, SelectionError, SurgeryError
 from ._common.text import plural
 from .distributed.fsdp import units, unsharded
@@ -15,7 +16,9 @@ from .fields import Field, Fields
 from .gates.held_out import held_out, rest
 from .gates.leap import LeAP
 from .gates.optimizer import GateOptimizer
-from .gates.path_trainer import STEPS, PathTrainer, PriceBy
+from .gates.path_trainer import STEPS, PathTrainer
+from .gates.price_window import PriceWindow, WindowTrainer
+from .gates.relative_costs import PriceBy
 from .gates.settings import SettingsByName, with_settings_in_signature
 from .gates.statistics import JOINED
 from .gates.summary import progress, table_of, why_none_moved
@@ -122,6 +125,8 @@ class Plugin:
         price_by: PriceBy = "field",
         batches: int | None = None,
     ) -> PathTrainer: ...
+    @overload
+    def trainer(self, *, price: PriceWindow) -> WindowTrainer: ...
     def trainer(
         self,
         steps: int | None = None,
@@ -132,7 +137,8 @@ class Plugin:
         optimism: float = 0.25,
         price_by: PriceBy = "field",
         batches: int | None = None,
-    ) -> GateTrainer | PathTrainer:
+        price: PriceWindow | None = None,
+    ) -> GateTrainer | PathTrainer | WindowTrainer:
         """Return the recommended way to train the gates: `trainer.step()` after each model step.
 
         It owns the schedule: how fast gates move, a pressure or a price that rises, and steps on
@@ -144,13 +150,17 @@ class Plugin:
             path: Whether gates close one after the other under a rising price, so that
                 `plugin.path()` has the worth of each field; see `PathTrainer`.
             strength: The full pressure, without units: one value is meant to serve every data set.
-                None is the paper's penalty. It is not used by a path.
-            lr: The learning rate of the gates; None derives it from the planned steps. It is not
-                used by a path.
+                None is the paper's penalty. A price uses neither this nor lr.
+            lr: The learning rate of the gates; None derives it from the planned steps.
             optimism: How much memorised train rows count against a field in held-out steps.
             price_by: What a gate pays for on a path: "field", "dims" or "cost".
             batches: How many different held-out batches a path has; None is a stream.
+            price: For a stream, a price that rises and falls again and again: `WindowTrainer`.
         """
+        if price is not None:
+            alone = "price is for a stream without end: leave out steps and path"
+            check_arguments({alone: steps is None and not path})
+            return WindowTrainer(self.model, self.gates, price)
         if not path:
             return GateTrainer(
                 self.model, self.gates, steps=steps, strength=strength, lr=lr, optimism=optimism

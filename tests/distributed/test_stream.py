@@ -213,6 +213,31 @@ def test_with_a_loss_of_its_own_a_stream_has_no_metrics() -> None:
     assert [set(record) for record in run.history] == [{"step", "seconds", "train_loss", "lr"}] * 2
 
 
+class Gradients(Hook):
+    def __init__(self, plugin: tl.Plugin) -> None:
+        self.plugin = plugin
+
+    def after_step(self, run: Run) -> None:
+        of_gates = self.plugin.gates.theta.grad
+        of_model = self.plugin.model_parameters()[0].grad
+        assert of_gates is not None
+        assert of_model is not None
+        self.seen = [of_gates.clone(), of_model.clone()]
+
+
+def test_clipping_leaves_the_gradient_of_the_gates_as_it_is() -> None:
+    found = []
+    for clip in (None, 1e-3):
+        model, plugin = gated()
+        seen = Gradients(plugin)
+        training = Training(epochs=1, steps=1, clip=clip)
+        tl.stream(model, Endless(), training, hooks=[seen, tl.LearnGates(plugin)])
+        found.append(seen.seen)
+    (gates, weights), (with_clipping, clipped) = found
+    assert torch.equal(gates, with_clipping)
+    assert clipped.norm() < 1e-3 < weights.norm()
+
+
 def test_metrics_of_rows_with_a_single_label_are_nan() -> None:
     class Positives(Endless):
         def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:

@@ -85,6 +85,24 @@ class BaseTrainer:
             theta.grad = self._aside if theta.grad is None else theta.grad + self._aside
             self._aside = None
 
+    def _take_gradient(self, so_far: Tensor | None) -> Tensor | None:
+        """Return the gradient of the gates plus those of earlier steps, (G,), and clear it."""
+        theta = self.gates.theta
+        gradient = theta.grad
+        theta.grad = None
+        if gradient is None:
+            return so_far
+        return gradient.detach().clone() if so_far is None else so_far + gradient.detach()
+
+    def _laid_out(self, gradient: Tensor | None) -> Tensor | None:
+        """Return a saved gradient of all gates, (G,), sharded if the gates are."""
+        if gradient is None:
+            return None
+        rest(self.model, self.gates)
+        theta = self.gates.theta
+        gradient = gradient.to(theta.device)
+        return ranks.sharded(gradient, theta) if ranks.is_sharded(theta) else gradient
+
     def _step_on_held_out_rows(self, loss: Callable[[], Tensor]) -> None:
         with held_out(self.model, self.gates):
             value = loss()

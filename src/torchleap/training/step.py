@@ -134,7 +134,9 @@ class Stepper:
         clip = self.run.training.clip
         if clip is None:
             return
-        parameters = self.run.model.parameters()
+        # a hook may compare the gradients of its own parameters with a price in units of the loss
+        others = {id(one) for hook in self.hooks for one in hook.trained_parameters()}
+        parameters = [one for one in self.run.model.parameters() if id(one) not in others]
         dense = [one for one in parameters if one.grad is not None and not one.grad.is_sparse]
         nn.utils.clip_grad_norm_(dense, clip)
 

@@ -14,6 +14,8 @@ from torch.optim import Optimizer
 from .._common.errors import MetricError
 from .._common.states import expect
 from ..distributed import ranks
+from ..gates.price_window import PriceWindow, WindowTrainer
+from ..gates.trainer import GateTrainer
 from ..objectives import OBJECTIVES, Objective
 from ..plugin import Plugin
 from .checkpoints import Checkpoints
@@ -89,12 +91,26 @@ class LearnGates(Hook):
         plugin: The plug-in of the attached model.
         strength: The pressure at its full size, see `GateOptimizer`.
         lr: The learning rate of the gates.
+        price: A price in units of the loss that rises, holds and falls again and again, in place
+            of the pressure, see `WindowTrainer`; strength and lr then have no effect. None is the
+            pressure.
     """
 
-    def __init__(self, plugin: Plugin, *, strength: float = 0.4, lr: float = 1e-3) -> None:
+    def __init__(
+        self,
+        plugin: Plugin,
+        *,
+        strength: float = 0.4,
+        lr: float = 1e-3,
+        price: PriceWindow | None = None,
+    ) -> None:
         self.plugin = plugin
-        self.trainer = plugin.trainer(strength=strength, lr=lr)
-        self.optimizer = self.trainer.optimizer  # for `Drift`, which resets a gate in it
+        self.trainer: GateTrainer | WindowTrainer
+        if price is None:
+            self.trainer = plugin.trainer(strength=strength, lr=lr)
+        else:
+            self.trainer = plugin.trainer(price=price)
+        self.optimizer: Optimizer = self.trainer.optimizer  # for `Drift`, which resets a gate in it
 
     def trained_parameters(self) -> list[nn.Parameter]:
         """Return the parameter of the gates."""
@@ -105,8 +121,10 @@ class LearnGates(Hook):
         self.trainer.step()
 
     def after_eval(self, run: Run, record: dict[str, float]) -> None:
-        """Add the gates to the record."""
+        """Add the gates to the record, and the price if there is one."""
         record.update({f"gate_{name}": score for name, score in self.plugin.scores().items()})
+        if isinstance(self.trainer, WindowTrainer):
+            record["price"] = self.trainer.price
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of the gates' trainer."""
