@@ -1,75 +1,122 @@
 """What each field contributes to the outputs of a trained model, and which fields say the same."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ..models import Ranker
 from ..selection import Substitute, Worth
+from ..selection.path import NORMAL_95
 from .base import Search
 from .shark import mean_input
+from .shuffled import SplitNet, rows_at_once
 
-ROWS = 4096  # validation rows that contributions are computed for, at most
-NUMBERS = 1 << 25  # of their input, at most: wide inputs take fewer rows
+ROWS = 1 << 15  # validation rows that contributions are computed for, at most
 ALIKE = 0.4  # the correlation of two contributions from which fields are substitutes
 
 
+class Contributions(NamedTuple):
+    """How a trained model changes when each field is replaced by its mean.
+
+    Attributes:
+        changes: The change of each row's output, (F, N).
+        rises: The rise of the mean loss, (F,).
+        errors: Its standard error over the rows, (F,).
+    """
+
+    changes: Tensor
+    rises: Tensor
+    errors: Tensor
+
+    def worth(self, names: Sequence[str]) -> dict[str, Worth]:
+        """Return the rise of the loss without each field, with its 95 % interval.
+
+        Args:
+            names: The names of the fields.
+        """
+        found = {}
+        for name, rise, error in zip(names, self.rises.tolist(), self.errors.tolist(), strict=True):
+            half = NORMAL_95 * error
+            found[name] = Worth(rise, rise - half, rise + half)
+        return found
+
+
 @torch.no_grad()
-def contributions(search: Search, model: Ranker) -> tuple[Tensor, Tensor]:
+def contributions(search: Search, model: Ranker) -> Contributions:
     """Return how the outputs and the loss change when each field is replaced by its mean.
 
-    Args:
-        search: The search whose validation rows are used.
-        model: A trained model without gates.
+    Behind a linear layer, z = W x + b, a field changes z by W_i (mean_i - x_i), so that a field
+    costs the layers after the first one.
 
-    Returns:
-        The change of each row's output, (F, N), and the rise of the mean loss, (F,).
+    Args:
+        search: The search whose validation rows are used, evenly spaced ones if there are many.
+        model: A trained model without gates, which is left in eval mode.
     """
     task = search.task
-    mean = mean_input(search, model)
-    rows = max(2, min(ROWS, len(task.valid), NUMBERS // task.fields.dims))
-    batch = next(iter(task.valid.batches(rows, shuffle=True, seed=search.seed)))
-    x = model.inputs(*batch.inputs)
-    output = model.net(x)
-    loss = task.objective.loss(output, batch.label)
+    mean = mean_input(search, model)  # (D,)
+    net = SplitNet(model.net, task.fields.dims)
+    size = rows_at_once(task.fields.dims + len(net.bias))
+    every = max(1, -(-len(task.valid) // ROWS))
     changes = []
     rises = []
-    for name in task.fields.names:
-        columns = task.fields.columns(name)
-        own = x[:, columns].clone()
-        x[:, columns] = mean[columns]
-        masked = model.net(x)
-        x[:, columns] = own
-        changes.append((output - masked).reshape(len(output), -1).sum(1))
-        rises.append(task.objective.loss(masked, batch.label) - loss)
-    return torch.stack(changes), torch.stack(rises)
+    start = 0
+    for batch in task.valid.between(0, len(task.valid), size):
+        rows = torch.arange(-start % every, len(batch), every)
+        start += len(batch)
+        label = batch.label[rows]
+        x = model.inputs(*batch.inputs)[rows]  # (B, D)
+        z = x @ net.weight.T + net.bias  # (B, H)
+        output = net.finish(z, x)
+        loss = task.objective.row_losses(output, label)
+        own_changes = []
+        own_rises = []
+        for name in task.fields.names:
+            columns = task.fields.columns(name)
+            difference = mean[columns] - x[:, columns]
+            seen = x
+            if net.others:
+                seen = x.clone()
+                seen[:, columns] = mean[columns]
+            masked = net.finish(z + difference @ net.weight[:, columns].T, seen)
+            own_changes.append(output - masked)
+            own_rises.append(task.objective.row_losses(masked, label) - loss)
+        changes.append(torch.stack(own_changes))
+        rises.append(torch.stack(own_rises))
+    by_row = torch.cat(rises, dim=1).double()  # (F, N)
+    errors = by_row.std(1) / by_row.shape[1] ** 0.5
+    return Contributions(torch.cat(changes, dim=1), by_row.mean(1), errors.nan_to_num(0.0))
+
+
+def alike(changes: Tensor, names: Sequence[str]) -> list[tuple[str, str]]:
+    """Return the pairs of fields whose contributions to the outputs are correlated.
+
+    Args:
+        changes: The change of each row's output by each field, (F, N).
+        names: The names of the fields.
+    """
+    if len(names) < 2:
+        return []
+    correlation = torch.corrcoef(changes.double()).nan_to_num(0.0)
+    pairs = (correlation.abs() > ALIKE).triu(1).nonzero().tolist()
+    return [(names[one], names[other]) for one, other in pairs]
 
 
 def substitutes_of(
-    search: Search, plain: nn.Module, worth: Mapping[str, Worth]
+    pairs: Sequence[tuple[str, str]], before: Mapping[str, Worth], worth: Mapping[str, Worth]
 ) -> tuple[Substitute, ...]:
     """Return the pairs of fields of which one took over when the other one closed.
 
-    Two fields are substitutes if their contributions to the outputs of the model of all fields
-    are correlated, and the one that is worth more is worth something.
-
     Args:
-        search: The search.
-        plain: The model of all fields.
+        pairs: The pairs whose contributions are alike in the model of all fields.
+        before: The rise of that model's loss without each field.
         worth: The worth of each field on the path.
     """
-    assert isinstance(plain, Ranker)
-    if len(worth) < 2:
-        return ()
-    changes, rises = contributions(search, plain)
-    alike = torch.corrcoef(changes.double()).nan_to_num(0.0)
-    names = search.task.fields.names
     found = []
-    for one, other in (alike.abs() > ALIKE).triu(1).nonzero().tolist():
-        first, last = sorted((one, other), key=lambda place: worth[names[place]].nats)
-        before = float(rises[last])
-        after = worth[names[last]].nats
+    for pair in pairs:
+        first, last = sorted(pair, key=lambda name: worth[name].nats)
+        after = worth[last].nats
         if after > 0:
-            found.append(Substitute(names[first], names[last], before, after))
+            found.append(Substitute(first, last, before[last].nats, after))
     return tuple(sorted(found, key=lambda pair: pair.before - pair.after))

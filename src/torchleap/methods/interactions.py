@@ -1,0 +1,201 @@
+"""Pairs of fields whose product says something that a trained model has not learned yet."""
+
+import math
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+
+from ..data.task import Batch
+from ..models import Ranker
+from ..objectives import Objective
+from .base import Search
+from .shuffled import rows_at_once
+
+TRAIN_ROWS = 1 << 15  # in which pairs are looked for, at most
+VALID_ROWS = 1 << 16  # that confirm them, at most
+WIDTH = 8  # columns that a field is projected to, at most
+COLUMNS = 2048  # of all fields together, at most
+EXTREME = 5.0  # standard deviations beyond which values are cut off
+CANDIDATES = 300  # pairs that are confirmed, at most
+SUSPICIOUS = 5.0  # standard deviations of the screening statistic from which a pair is confirmed
+SURE = 3.5  # standard errors on validation rows from which a pair is real
+
+
+class Interactions:
+    """What a model would gain by learning products of two fields, measured on validation rows.
+
+    A pair of fields that matters through its product alone looks like noise until the model has
+    learned the product, so that its gates would close first. The residual r of a trained model,
+    the negative slope of a row's loss by its output, shows such a pair at once: with M the mean of
+    r x_i x_j' over train rows and z = x_i' M x_j, the t-value of the mean of r z over validation
+    rows is a score test, and t^2 / (2 N) is the fall of the loss that a first step along z brings.
+
+    Wide fields are projected to eight random directions, so that a pair of two wide fields may be
+    missed.
+
+    Args:
+        search: The search.
+        model: A trained model of all fields without gates, which is left in eval mode.
+
+    Attributes:
+        pairs: The pairs of names, in field order.
+        products: The z of each pair in the validation rows, (P, N).
+    """
+
+    def __init__(self, search: Search, model: Ranker) -> None:
+        self.objective = search.task.objective
+        valid = search.task.valid
+        self.every = max(1, -(-len(valid) // VALID_ROWS))
+        self.label = valid.label[:: self.every]
+        self.pairs: list[tuple[str, str]] = []
+        self.products = torch.zeros(0, len(self.label))
+        if self.objective.output_width != 1 or len(search.task.fields) < 2:
+            return
+        model.eval()
+        values = Values(search, model)
+        moments = values.x.T @ (values.residual[:, None] * values.x) / len(values.x)  # (C, C)
+        candidates = suspicious(moments, values)
+        x, outputs = values.of(valid.between(0, len(valid), values.size), every=self.every)
+        names = search.task.fields.names
+        products = []
+        for one, other in candidates:
+            own = moments[values.columns[one], values.columns[other]]
+            product = (x[:, values.columns[one]] @ own * x[:, values.columns[other]]).sum(1)
+            products.append(product - product.mean())
+        if products:
+            self.products = torch.stack(products)
+            is_sure = self._t_values(outputs) > SURE
+            self.products = self.products[is_sure]
+            for (one, other), sure in zip(candidates, is_sure.tolist(), strict=True):
+                if sure:
+                    self.pairs.append((names[one], names[other]))
+
+    def gains(self, outputs: Tensor) -> Tensor:
+        """Return the fall of the loss that each pair would still bring, (P,), at least 0.
+
+        Args:
+            outputs: The raw outputs of a model for all validation rows, (N_valid,).
+        """
+        t = self._t_values(outputs[:: self.every]).clamp_min(0)
+        return ((t.square() - 1) / (2 * max(1, len(self.label)))).clamp_min(0)
+
+    def _t_values(self, outputs: Tensor) -> Tensor:
+        score = residual(self.objective, outputs, self.label) * self.products  # (P, N)
+        spread = score.square().mean(1).sqrt().clamp_min(1e-30)
+        return score.mean(1) / spread * math.sqrt(max(1, len(self.label)))
+
+
+class Values:
+    """The values of all fields in some train rows, projected and standardised, and residuals.
+
+    Args:
+        search: The search.
+        model: The trained model.
+
+    Attributes:
+        size: Rows that are read at a time.
+        columns: The columns of each field after the projection.
+        x: The values, (N, C).
+        residual: The negative slope of each row's loss by its output, (N,).
+    """
+
+    def __init__(self, search: Search, model: Ranker) -> None:
+        self.model = model
+        task = search.task
+        self.size = rows_at_once(task.fields.dims)
+        self.widths = list(task.fields.widths)
+        most = max(1, min(WIDTH, COLUMNS // len(self.widths)))
+        rng = torch.Generator().manual_seed(search.seed)
+        self.directions: dict[int, Tensor] = {}
+        self.columns: list[slice] = []
+        start = 0
+        for place, width in enumerate(self.widths):
+            if width > most:
+                random = torch.randn(width, most, generator=rng)
+                self.directions[place] = torch.linalg.qr(random).Q  # (width, most)
+            stop = start + min(width, most)
+            self.columns.append(slice(start, stop))
+            start = stop
+        self.mean = torch.zeros(start)
+        self.spread = torch.ones(start)
+        count = min(TRAIN_ROWS, len(task.train))
+        batches = task.train.batches(count, shuffle=True, seed=search.seed)
+        batch = next(iter(batches))
+        starts = range(0, count, self.size)
+        parts = [batch.take(torch.arange(start, min(count, start + self.size))) for start in starts]
+        x, outputs = self.of(parts)
+        self.mean = x.mean(0)
+        deviation = x.std(0)
+        is_constant = deviation <= 1e-6 * (self.mean.abs() + 1e-6)
+        self.spread = torch.where(is_constant, torch.inf, deviation)
+        self.x = self._standardised(x)
+        self.residual = residual(task.objective, outputs, batch.label)
+
+    @torch.no_grad()
+    def of(self, batches: Iterable[Batch], *, every: int = 1) -> tuple[Tensor, Tensor]:
+        """Return the values, (N, C), and the model's outputs, (N,), of some rows.
+
+        Args:
+            batches: The rows.
+            every: Takes one row in so many.
+        """
+        found = []
+        outputs = []
+        before = 0
+        for batch in batches:
+            rows = torch.arange(-before % every, len(batch), every)
+            before += len(batch)
+            x = self.model.inputs(*batch.inputs)[rows]
+            outputs.append(self.model.net(x).reshape(-1).float())
+            found.append(self._projected(x.float()))
+        return self._standardised(torch.cat(found)), torch.cat(outputs)
+
+    def _projected(self, x: Tensor) -> Tensor:
+        parts = list(torch.split(x, self.widths, dim=1))
+        for place, directions in self.directions.items():
+            parts[place] = parts[place] @ directions
+        return torch.cat(parts, dim=1)
+
+    def _standardised(self, x: Tensor) -> Tensor:
+        return ((x - self.mean) / self.spread).clamp(-EXTREME, EXTREME)
+
+
+def suspicious(moments: Tensor, values: Values) -> list[tuple[int, int]]:
+    """Return the pairs of fields whose products are correlated with the residuals of train rows.
+
+    Without an interaction, the sum of the squared moments of a pair is a sum of as many squares of
+    standard normal numbers.
+
+    Args:
+        moments: The mean of r x_i x_j' over the rows, (C, C).
+        values: The values of the train rows.
+    """
+    count = len(values.columns)
+    field_of = torch.zeros(len(moments), dtype=torch.long)
+    for place, columns in enumerate(values.columns):
+        field_of[columns] = place
+    by_row = torch.zeros(count, len(moments)).index_add_(0, field_of, moments.square())
+    squares = torch.zeros(count, count).index_add_(1, field_of, by_row)  # (F, F)
+    widths = torch.bincount(field_of, minlength=count).float()
+    numbers = widths[:, None] * widths  # of moments per pair
+    unit = values.residual.square().mean().clamp_min(1e-30) / len(values.x)
+    excess = ((squares / unit - numbers) / (2 * numbers).sqrt()).triu(1)
+    found = (excess > SUSPICIOUS).nonzero().tolist()
+    found.sort(key=lambda pair: -float(excess[pair[0], pair[1]]))
+    return [(one, other) for one, other in found[:CANDIDATES]]
+
+
+def residual(objective: Objective, outputs: Tensor, label: Tensor) -> Tensor:
+    """Return the negative slope of each row's loss by its output, (N,).
+
+    Args:
+        objective: The objective.
+        outputs: The raw outputs, (N,).
+        label: The label of each row, (N,).
+    """
+    with torch.enable_grad():
+        free = outputs.detach().reshape(-1).requires_grad_()
+        loss = objective.loss(free, label, reduction="sum")
+        [slope] = torch.autograd.grad(loss, free)
+    return -slope

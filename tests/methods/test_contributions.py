@@ -1,0 +1,55 @@
+"""What each field contributes to a trained model, and which fields say the same."""
+
+import pytest
+import torch
+
+from tests.methods.tasks import QUICK
+from tests.methods.test_masking import by_a_full_pass
+from torchleap import models
+from torchleap.methods import Search, contributions
+from torchleap.methods.contributions import alike, substitutes_of
+from torchleap.selection import Worth
+
+
+@pytest.mark.parametrize("backbone", ["wide_deep", "dcn"])
+def test_contributions_are_those_of_full_passes(mixed, backbone, monkeypatch):
+    monkeypatch.setattr(contributions, "rows_at_once", lambda width: 37)
+    search = Search(mixed, models.benchmark(backbone), QUICK)
+    model = search.fit_plain()
+    found = contributions.contributions(search, model)
+    label = mixed.valid.label
+    complete = by_a_full_pass(model, mixed, [])
+    worth = found.worth(mixed.fields.names)
+    for place, name in enumerate(mixed.fields.names):
+        masked = by_a_full_pass(model, mixed, [name])
+        assert torch.allclose(found.changes[place], complete - masked, atol=1e-5)
+        rows = mixed.objective.row_losses(masked, label) - mixed.objective.row_losses(
+            complete, label
+        )
+        assert worth[name].nats == pytest.approx(float(rows.mean()), abs=1e-6)
+        assert worth[name].error == pytest.approx(float(rows.std()) / len(rows) ** 0.5, rel=1e-3)
+
+
+def test_of_many_rows_some_evenly_spaced_ones_are_enough(mixed, monkeypatch):
+    search = Search(mixed, models.benchmark("wide_deep"), QUICK)
+    model = search.fit_plain()
+    complete = contributions.contributions(search, model).changes
+    monkeypatch.setattr(contributions, "ROWS", len(mixed.valid) // 3)
+    monkeypatch.setattr(contributions, "rows_at_once", lambda width: 37)
+    part = contributions.contributions(search, model).changes
+    assert torch.allclose(part, complete[:, ::3], atol=1e-5)
+
+
+def test_fields_with_correlated_contributions_are_alike():
+    first = torch.randn(500, generator=torch.Generator().manual_seed(0))
+    other = torch.randn(500, generator=torch.Generator().manual_seed(1))
+    changes = torch.stack([first, 0.3 * first + 0.2 * other, other, torch.zeros(500)])
+    assert alike(changes, ["a", "b", "c", "d"]) == [("a", "b"), ("b", "c")]
+    assert alike(changes[:1], ["a"]) == []
+
+
+def test_the_field_of_a_pair_that_is_worth_more_took_over():
+    worth = {"a": Worth(0.0, 0.0, 0.0), "b": Worth(0.3, 0.2, 0.4), "c": Worth(-0.1, -0.2, 0.0)}
+    before = {name: Worth(0.01, 0.0, 0.02) for name in worth}
+    [found] = substitutes_of([("b", "a"), ("a", "c")], before, worth)
+    assert (found.closed, found.field, found.before, found.after) == ("a", "b", 0.01, 0.3)
