@@ -9,9 +9,9 @@ known, F1 and the others of ranking.py. Seconds are those of the run that filled
 """
 
 import statistics
+from collections.abc import Sequence
 
 from _shared import (
-    MODEL,
     Found,
     Laboratory,
     Retrained,
@@ -23,35 +23,20 @@ from _shared import (
 from _truth import TRUTH, truth_of
 
 from torchleap._common.text import table
-from torchleap.bench.grid import Grid
-from torchleap.bench.sets import DataSet
 from torchleap.methods import LeAPMethod
-from torchleap.methods.base import Search
-from torchleap.methods.leap import suited_steps
 from torchleap.selection import Rule
 
 FACTORS = (0.25, 0.5, 1.0, 2.0, 4.0)
 SHARES = (0.5, 0.25, 0.1)
 
 
-def usual_steps(grid: Grid, data: DataSet) -> int:
-    """Return the steps of the default on a data set."""
-    training = grid.training_for(data, 0)
-    return suited_steps(Search(data.task, grid.models[MODEL], training, seed=0))
-
-
-def methods_of(steps: int) -> dict[str, LeAPMethod]:
+def methods_of(factors: Sequence[float]) -> dict[str, LeAPMethod]:
     """Return the path at each speed.
 
-    The usual steps are given, too: the search of the default may have been timed in another run.
-
-    >>> methods_of(100)["x 0.25"].steps, methods_of(100)["x 1"].steps
-    (25, 100)
+    >>> methods_of([0.25])["x 0.25"].slowness
+    0.25
     """
-    found = {}
-    for factor in FACTORS:
-        found[f"x {factor:g}"] = LeAPMethod(steps=max(1, round(factor * steps)))
-    return found
+    return {f"x {factor:g}": LeAPMethod(slowness=factor) for factor in factors}
 
 
 def line(searches: list[Found], retrained: Retrained) -> list[str]:
@@ -87,18 +72,17 @@ def report(lab: Laboratory) -> str:
     if data.useful:
         head += TRUTH
     title = f"{data.name}: test {data.headline.title}"
-    usual = usual_steps(lab.grid, data)
-    return "\n".join([f"{title}; x 1 is {usual:,} steps", table(head, rows), ""])
+    return "\n".join([title, table(head, rows), ""])
 
 
 def main() -> None:
     """Print a table for each data set."""
     parser = parser_of(__doc__, ["census", "truth@0-2", "industrial@0"])
     given = parser.parse_args()
-    everything = laboratory(given, {"leap": LeAPMethod()})
-    for name, data in everything.data.items():
+    methods = methods_of(FACTORS)
+    for name in laboratory(given, methods).data:
         given.data = [name]
-        print(report(laboratory(given, methods_of(usual_steps(everything.grid, data)))))
+        print(report(laboratory(given, methods)))
 
 
 if __name__ == "__main__":

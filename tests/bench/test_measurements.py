@@ -13,7 +13,7 @@ from cost_path import report as cost_report
 from path_curve import curve
 from ranking import Marks, jaccard, results_of
 from ranking import report as ranking_report
-from speed import methods_of
+from speed import FACTORS, methods_of
 from speed import report as speed_report
 from training_epochs import Epoch
 from training_search import times_table
@@ -216,6 +216,6 @@ def test_the_path_by_dimensions_stands_beside_the_plain_one_at_every_level(lab):
 
 
 def test_there_is_a_line_for_each_speed(lab):
-    lines = speed_report(with_methods(lab, methods_of(8))).splitlines()
+    lines = speed_report(with_methods(lab, methods_of(FACTORS))).splitlines()
     speeds = [line.split()[1] for line in lines if line.startswith("x ")]
     assert speeds == ["0.25", "0.5", "1", "2", "4"]

@@ -167,7 +167,8 @@ def test_a_search_keeps_its_gates_and_a_retrain_its_metrics(data, tmp_path):
 
 
 def test_a_search_by_leap_keeps_its_path_and_the_fields_within_a_standard_error(data, tmp_path):
-    found = SEARCH.run(data, tmp_path / "search")
+    search = replace(SEARCH, method=LeAPMethod(steps=80))
+    found = search.run(data, tmp_path / "search")
     names = data.task.fields.names
     assert list(found["scores"]) == list(names) == list(found["gates"]["gates"])
     stored = json.loads(json.dumps(found, allow_nan=False))

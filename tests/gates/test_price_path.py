@@ -10,8 +10,8 @@ from torch.nn.functional import mse_loss
 
 import torchleap as tl
 from torchleap._common.states import StateError
-from torchleap.gates import path_trainer, price_path
-from torchleap.gates.path_trainer import relative_costs, rising
+from torchleap.gates import closings, price_path
+from torchleap.gates.relative_costs import relative_costs
 
 WEIGHTS = (1.0, 0.5, 0.0)  # of three fields: dropping one costs the square of its weight
 NOISE = 0.3
@@ -24,20 +24,21 @@ def rows(step, count=256):
     return x, x @ torch.tensor([WEIGHTS]).T + noise
 
 
-def attached(fields=None):
+def attached(fields=None, **settings):
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(3, 1))
     with torch.no_grad():
         model[0].weight.copy_(torch.tensor([WEIGHTS]))
         model[0].bias.zero_()
-    return model, tl.attach(model, fields or {"strong": 1, "weak": 1, "noise": 1}, at="0", seed=0)
+    fields = fields or {"strong": 1, "weak": 1, "noise": 1}
+    return model, tl.attach(model, fields, at="0", seed=0, **settings)
 
 
 class Loop:
     """The loop of a user, whose every batch is new."""
 
-    def __init__(self, fields=None, **settings):
-        self.model, self.plugin = attached(fields)
+    def __init__(self, fields=None, warmup=0, **settings):
+        self.model, self.plugin = attached(fields, warmup=warmup)
         self.trainer = self.plugin.trainer(path=True, **settings)
         self.optimizer = torch.optim.Adam(self.plugin.model_parameters(), lr=2e-2)
         self.number = 0
@@ -88,9 +89,18 @@ def slow_step(path, gradient, on_train):
         square /= 1 - second**count
         g = 1 / (1 + math.exp(-logit))
         slope = g * (1 - g) / 0.2
-        push = path.price * path.costs[gate].item() * slope
-        speed = (mean + push) / (price_path.NOISE * math.sqrt(square) + push)
+        price = path.price * path.costs[gate].item()
+        error = price_path.NOISE * math.sqrt(square)
+        if path.is_waiting or price <= 2 * path.unlearned[gate].item():
+            clear = max(0.0, abs(mean) / error - price_path.CLEARLY)
+            speed = math.copysign(clear, mean)
+        else:
+            push = price * slope
+            beyond = max(0.0, abs(mean + push) - price_path.UNCLEAR * error)
+            speed = math.copysign(beyond, mean + push) / (error + push)
         speed = min(price_path.HARMFUL, max(-1.0, speed))
+        if price <= 2 * path.unlearned[gate].item():
+            speed -= price_path.RETURNS
         moved = logit - path.param_groups[0]["lr"] * speed
         logits.append(min(price_path.OPEN, max(price_path.LOWEST, moved)))
         last_move = path.tensors["moved"][gate].item()
@@ -105,9 +115,11 @@ def test_a_step_is_that_of_the_equations():
         plugin.gates.double()
         costs = torch.tensor([0.5, 1.0, 1.5])
         path = price_path.PathOptimizer(plugin.gates, lr=0.7, optimism=0.25, costs=costs)
+        path.unlearned = torch.tensor([0.0, 0.1, 0.0])
         generator = torch.Generator().manual_seed(1)
         for number in range(12):
             path.price = 1e-3 * 2**number
+            path.is_waiting = number == 5
             gradient = 0.02 * torch.randn(3, generator=generator)
             on_train = 0.02 * torch.randn(3, generator=generator)
             logits, worths = slow_step(path, gradient.tolist(), on_train.tolist())
@@ -204,8 +216,6 @@ def test_a_path_that_is_resumed_gives_the_same_bits():
     part = Loop(steps=400)
     for _ in range(101):  # between two steps of the gates
         part.step()
-    part.trainer.evaluated(0.5)
-    part.trainer.losses.clear()
     other = Loop(steps=400)
     other.model.load_state_dict(part.model.state_dict())
     other.optimizer.load_state_dict(part.optimizer.state_dict())
@@ -228,27 +238,55 @@ def test_a_state_of_other_gates_is_refused():
         loop.trainer.load_state_dict({**state, "steps": -1})
 
 
-def test_the_price_waits_while_the_loss_falls_by_more_than_a_part_of_it_but_not_for_ever():
-    loop = Loop(steps=100)
-    for _ in range(4):
-        loop.step()
+def test_fields_of_a_pair_that_is_not_learned_stay_open_until_the_price_is_twice_its_gain():
+    loop = Loop(steps=800)
+    loop.step()
     trainer = loop.trainer
-    for number in range(path_trainer.PATIENCE + 1):
-        trainer.evaluated(1.0 - 0.01 * number)
-    assert trainer.is_waiting
+    trainer.note_unlearned([("weak", "noise")], torch.tensor([0.3]))
+    trainer.schedule.pair_is_due = False
+    while not trainer.closings:
+        loop.step()
+    assert trainer.closings[0].gate == 2
+    assert trainer.price > 2 * 0.3
+    assert trainer.pairs.credit.tolist() == pytest.approx([0.0, 0.15, 0.15])
+    assert trainer.worth()["noise"].nats == pytest.approx(0.15, rel=0.1)
+    assert trainer.optimizer.unlearned.tolist() == [0.0, 0.0, 0.0]
+
+
+def test_the_price_waits_for_a_pair_and_a_state_keeps_it():
+    loop = Loop(steps=200)
+    loop.step()
+    trainer = loop.trainer
+    trainer.schedule.risen = 3.0
+    trainer.note_unlearned([("strong", "weak")], torch.tensor([trainer.price]))
+    assert trainer.schedule.is_waiting
     price = trainer.price
     loop.step()
     assert trainer.price == price
-    assert trainer.waited == 1
-    for _ in range(path_trainer.PATIENCE):
-        trainer.evaluated(0.92)
-    assert not trainer.is_waiting
-    loop.step()
-    assert trainer.price > price
-    trainer.waited = 100
-    for number in range(path_trainer.PATIENCE + 1):
-        trainer.evaluated(0.5 - 0.01 * number)
-    assert not trainer.is_waiting
+    other = Loop(steps=200)
+    other.trainer.load_state_dict(copy.deepcopy(trainer.state_dict()))
+    assert other.trainer.optimizer.unlearned.tolist() == trainer.optimizer.unlearned.tolist()
+    assert other.trainer.optimizer.unlearned[0] > 0
+    assert other.trainer.schedule.is_waiting
+    assert "waiting" in repr(other.trainer)
+
+
+def test_copies_close_at_once():
+    loop = Loop(steps=200)
+    loop.trainer.close_copies({"weak": "strong"})
+    assert loop.trainer.open_fields() == ("strong", "noise")
+    loop.run()
+    assert [one.gate for one in loop.trainer.closings] == [1, 2]
+    assert loop.trainer.worth()["weak"].nats == pytest.approx(0.0, abs=1e-9)
+
+
+def test_the_price_rises_only_after_the_warm_up_of_the_gates():
+    loop = Loop(steps=400, warmup=10)
+    for _ in range(10):
+        loop.step()
+    assert loop.trainer.done == 0
+    assert loop.trainer.schedule.risen == 0.0
+    assert [one.gate for one in loop.run().closings] == [2, 1]
 
 
 def test_of_points_with_the_same_fields_the_best_stays():
@@ -261,7 +299,7 @@ def test_of_points_with_the_same_fields_the_best_stays():
     [point] = loop.plugin.path("auc").points
     assert (point.metric, point.loss, point.kept) == (0.8, 0.4, ("strong", "weak", "noise"))
     trainer.optimizer.close(2)
-    trainer.closings.append(path_trainer.Closing(2, 1, 1e-3))
+    trainer.closings.append(closings.Closing(2, 1, 1e-3))
     assert trainer.add_point(0.79, 0.41, interval=(0.7, 0.9), behind=0.01, error=0.02)
     path = loop.plugin.path("auc")
     assert [point.closed for point in path.points] == [(), ("noise",)]
@@ -311,9 +349,3 @@ def test_a_gate_step_on_the_models_own_batch_needs_no_held_out_rows():
         loop.trainer.step()
     assert loop.trainer.closings[0].gate == 2
     assert "of 3 open" in repr(loop.trainer)
-
-
-def test_scores_rise_along_the_path():
-    assert rising([1.0, 0.5, 2.0]) == [1.0, pytest.approx(1.0), 2.0]
-    values = rising([1.0, 0.5, 0.7])
-    assert values[0] < values[1] < values[2]

@@ -9,9 +9,14 @@ import torch
 import torchleap as tl
 from torchleap.callbacks.watcher import Watcher
 from torchleap.data.synthetic.truth import KnownTruth, known_truth
+from torchleap.gates.path_trainer import STEPS
 from torchleap.methods import LeAPMethod
 from torchleap.methods.base import Search, Snapshot
+from torchleap.methods.interactions import Interactions
 from torchleap.methods.leap import (
+    EVALUATIONS,
+    LEAST,
+    LONGEST,
     SNAPSHOTS,
     PathSteps,
     path_training,
@@ -80,6 +85,14 @@ def test_a_copy_is_a_substitute_of_its_original(found):
         assert one.after == found.worth[one.field].nats > 0
 
 
+def test_of_equivalent_fields_one_closes_before_all_others(found):
+    closed = [name for point in found.path.points for name in point.closed]
+    assert set(closed[: len(TRUTH.source)]) == set(TRUTH.source)
+    assert found.path.points[0].step == 0
+    for copy in TRUTH.source:
+        assert found.worth[copy].nats == pytest.approx(0.0, abs=1e-6)
+
+
 def test_the_plain_model_is_that_of_a_retraining(found, task):
     plain = tl.retrain(task, model=MODEL, training=TRAINING, seed=0).model
     for name, tensor in plain.state_dict().items():
@@ -107,7 +120,7 @@ class Interrupt(Watcher):
         self.step = step
 
     def after_step(self, run):
-        if run.training.eval_every == 10 and run.step == self.step:
+        if run.training.eval_every == 320 // EVALUATIONS and run.step == self.step:
             raise KeyboardInterrupt
 
 
@@ -146,20 +159,31 @@ def test_a_decision_prunes_the_model_of_the_path(task):
 
 def test_the_steps_of_a_path_follow_those_of_the_training(task):
     search = Search(task, MODEL, replace(TRAINING, epochs=60))
-    assert suited_steps(search) == 1600 < search.planned_steps
-    assert suited_steps(replace(search, training=replace(TRAINING, epochs=2))) == 2 * 2 * 50
+    assert suited_steps(search, trained=1000) == 600
+    assert suited_steps(search, trained=10_000) == STEPS
+    assert suited_steps(search, trained=1) == LEAST
     many = replace(search, training=replace(TRAINING, batch=1, epochs=60))
-    assert suited_steps(many) == many.steps_per_epoch // 4
+    assert suited_steps(many, trained=10_000) == many.steps_per_epoch // 4 > STEPS
     settings = path_training(replace(TRAINING, schedule="cosine", steps=7), 320, limit=10.0)
-    assert (settings.schedule, settings.steps, settings.eval_every) == ("constant", 4 * 320, 10)
+    assert (settings.schedule, settings.steps) == ("constant", LONGEST * 320)
+    assert settings.eval_every == 320 // EVALUATIONS
     assert settings.time_limit == 6.0
+
+
+def test_a_slower_price_takes_more_steps(task):
+    steps = {}
+    for slowness in (0.5, 2.0):
+        method = LeAPMethod(slowness=slowness)
+        result = tl.search(task, model=MODEL, method=method, training=TRAINING, seed=0)
+        steps[slowness] = result.path.points[-1].step
+    assert steps[2.0] > 2 * steps[0.5]
 
 
 def test_too_many_snapshots_lose_those_that_their_neighbours_replace(task):
     search = Search(task, MODEL, TRAINING)
     model = search.model()
     plugin = tl.attach(model, task.fields, at="net")
-    hook = PathSteps(plugin.trainer(path=True), search)
+    hook = PathSteps(plugin.trainer(path=True), search, Interactions(search, search.model()))
     for count in range(40, 0, -1):
         hook._keep_snapshot(Snapshot(tuple(map(str, range(count))), {}))
     counts = [len(one.kept) for one in hook.snapshots]

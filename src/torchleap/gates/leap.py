@@ -107,7 +107,7 @@ class LeAP(GateModule):
         # the metric noisy.
         weight = self.gate_in_eval()[self.column_gate[columns]]  # (D,)
         mean = self.means()[columns]  # (D,)
-        output = (weight * x + (1 - weight) * mean).to(x.dtype)
+        output = torch.lerp(mean, x.to(mean.dtype), weight).to(x.dtype)
         if self._mask is not None:
             output = torch.where(self._mask[columns], output, mean.to(x.dtype))
         return output

@@ -1,9 +1,7 @@
 """PathTrainer: let the price rise, wait where the model still learns, and record each closing."""
 
-import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Literal
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -12,46 +10,21 @@ from .._common.checks import check_arguments, is_whole, number, one_of, whole
 from .._common.errors import SelectionError
 from .._common.states import expect
 from ..distributed import ranks
-from ..fields import Fields
 from ..selection.path import Path, PathPoint, Substitute, Worth
 from .base_trainer import BaseTrainer
+from .closings import Closing, add_point
 from .held_out import rest
 from .leap import LeAP
 from .price_path import PathOptimizer
+from .price_schedule import PriceSchedule
+from .relative_costs import PriceBy, relative_costs
+from .unlearned_pairs import UnlearnedPairs
+from .worth_estimate import combined, with_model_before
 
-PriceBy = Literal["field", "dims", "cost"]
-
-STEPS = 1600  # of the model in which the price rises through all scales, without waiting
-DECADES = 4.0  # that the price rises in these steps
-FIRST_PRICE = 3e-5  # of the loss at the start; no field of less worth than that can be seen
-LAST_PRICE = 1e4  # of the loss at the start, at which the path ends in any case
-TRAVEL = 20.0  # logits that a gate can move in these steps
+STEPS = 1300  # of the model in which the price rises through all scales, without waiting
+TRAVEL = 30.0  # logits that a gate can move in these steps
 EVERY = 4  # steps of the model per step of the gates
-WAITS = 0.75  # of the steps, at most, are added by waiting
-SLOWLY = 0.25  # the speed of the gates while the price waits
-AT_ONCE = 3  # the price waits while more than one in so many open gates is collapsing
-PATIENCE = 8  # evaluations over which the loss must have fallen by a part of the price
-PART = 0.25  # that part
-UNKNOWN_LOSS = math.log(2)  # nats, where no held-out loss is known
-LEAST_COST = 1e-2  # of the mean cost, below which a cheaper field is not closed later
-MOST_COST = 1e2
 NORMAL_95 = 1.96
-STEP_UP = 1e-6  # of a score, between two fields that would have the same
-
-
-@dataclass(frozen=True)
-class Closing:
-    """A gate that has closed for good.
-
-    Attributes:
-        gate: The number of the gate.
-        step: The step of the model.
-        price: The price of an open gate at that time, in the unit of the loss.
-    """
-
-    gate: int
-    step: int
-    price: float
 
 
 class PathTrainer(BaseTrainer):
@@ -81,9 +54,10 @@ class PathTrainer(BaseTrainer):
 
     Attributes:
         done: The steps of the model so far.
-        waited: The steps during which the price waited.
+        schedule: How the price rises, and what it waits for.
         closings: The closed gates, in the order in which they closed.
         points: The points of the path, see `add_point`.
+        pairs: The pairs of gates that the model has not learned, see `note_unlearned`.
     """
 
     optimizer: PathOptimizer
@@ -110,15 +84,14 @@ class PathTrainer(BaseTrainer):
         self.costs = relative_costs(gates.known_fields(), price_by)
         self.rate = TRAVEL * EVERY / steps
         self.optimizer = PathOptimizer(gates, lr=self.rate, optimism=optimism, costs=self.costs)
-        self.waited = 0
-        self.is_waiting = False
+        self.schedule = PriceSchedule(steps)
         self.is_complete = False  # whether the last gate is measured, too
-        self.scale: float | None = None  # the held-out loss at the start
-        self.risen = 0.0  # decades that the price has risen
-        self.losses: list[float] = []  # of evaluations
         self.closings: list[Closing] = []
         self.points: list[PathPoint] = []
         self.gates_at_best: dict[str, float] = {}
+        self.copies: dict[str, str] = {}  # fields that another one stands for
+        self.pairs = UnlearnedPairs(self.optimizer.costs)
+        self.before: dict[str, Worth] = {}
         self._train: Tensor | None = None  # (G,) sum of the train gradients since the last step
         self._open_at_best()
 
@@ -132,28 +105,20 @@ class PathTrainer(BaseTrainer):
         """
         self._return_gradient()
         self._refuse_missing_gradient("With the model in train(), call loss.backward() first")
-        self._note_train_gradient()
+        if self.gates.warming_up:  # no gate can move yet, so that the price does not rise either
+            return
+        self._train = self._take_gradient(self._train)
         self.done += 1
         if not self.is_finished and self.done % EVERY == 0:
             self._move_gates(loss)
-        if self.is_waiting:
-            self.waited += 1
-        elif self.optimizer.collapsing() <= len(self.open_fields()) // AT_ONCE:
-            self.risen += DECADES / self.steps
-
-    def _note_train_gradient(self) -> None:
-        theta = self.gates.theta
-        if theta.grad is not None:
-            gradient = theta.grad.detach()
-            self._train = gradient.clone() if self._train is None else self._train + gradient
-        theta.grad = None
+        self.schedule.step(self.optimizer.logits()[self.optimizer.is_moving()])
 
     def _move_gates(self, loss: Callable[[], Tensor] | None) -> None:
         train = None if self._train is None else self._train / EVERY
         self._train = None
         theta = self.gates.theta
         theta.grad = train
-        self.optimizer.param_groups[0]["lr"] = self.rate * (SLOWLY if self.is_waiting else 1.0)
+        self.optimizer.is_waiting = self.schedule.is_waiting
         if loss is None:
             self.optimizer.price = self.price
             self.optimizer.step()
@@ -165,9 +130,9 @@ class PathTrainer(BaseTrainer):
     def _measured(self, loss: Callable[[], Tensor]) -> Tensor:
         """Return the held-out loss; the first one is the scale of the price."""
         value = loss()
-        if self.scale is None:
+        if self.schedule.scale is None:
             [mean] = ranks.averages([float(value.detach())])  # the same price on all ranks
-            self.scale = max(mean, 1e-12)
+            self.schedule.begin(mean)
         self.optimizer.price = self.price
         return value
 
@@ -177,50 +142,86 @@ class PathTrainer(BaseTrainer):
             if self._is_last():
                 self.is_complete = True
                 return
-            self.optimizer.close(gate)
-            self.closings.append(Closing(gate, self.done, self.price))
+            self._close(gate)
+
+    def _close(self, gate: int) -> None:
+        self.pairs.close(gate, self.optimizer.is_open)
+        self.optimizer.close(gate)
+        self.optimizer.unlearned = self.pairs.by_gate(self.optimizer.is_open)
+        self.closings.append(Closing(gate, self.done, self.price))
 
     def _is_last(self) -> bool:
         """Return whether a single gate is left, which stays open."""
-        is_open = self.optimizer.tensors["is_open"] > 0
-        return int(is_open.sum()) == 1
+        return int(self.optimizer.is_open.sum()) == 1
 
     @property
     def price(self) -> float:
         """The price of an open gate, in the unit of the loss."""
-        scale = UNKNOWN_LOSS if self.scale is None else self.scale
-        return FIRST_PRICE * scale * 10**self.risen
+        return self.schedule.price
 
     @property
     def is_finished(self) -> bool:
         """Whether the last gate is measured, none can close, or the price is above any worth."""
         if self.is_complete or not bool(self.optimizer.is_moving().any()):
             return True
-        scale = UNKNOWN_LOSS if self.scale is None else self.scale
-        return self.price > LAST_PRICE * scale
+        return self.schedule.is_over
 
     @property
     def has_settled(self) -> bool:
         """Whether the path has ended."""
         return self.is_finished
 
-    def evaluated(self, loss: float) -> None:
-        """Let the price wait while the loss still falls, as pairs of fields are learned late.
+    def evaluated(self, losses: Tensor) -> None:
+        """Let the price wait while the loss still falls, see `PriceSchedule.evaluated`.
 
         Args:
-            loss: The loss of the model on validation rows, at regular intervals of steps.
+            losses: The loss of each validation row at present, (N,); always the same rows, at
+                regular intervals of steps.
         """
-        self.losses.append(loss)
-        self.is_waiting = False
-        if len(self.losses) > PATIENCE and self.waited < WAITS * self.steps:
-            fallen = min(self.losses[:-PATIENCE]) - min(self.losses)
-            self.is_waiting = fallen > PART * self.price
+        self.schedule.evaluated(losses)
+
+    def note_unlearned(self, pairs: Sequence[tuple[str, str]], gains: Tensor) -> None:
+        """Keep fields open whose product with another one the model has not learned yet.
+
+        A gate pays nothing while the price is below twice the gain of its pair, and the price
+        waits for a while when it comes near.
+
+        Args:
+            pairs: The names of both fields of each pair.
+            gains: What each pair would still gain, (P,), in the unit of the loss.
+        """
+        number = self._gate_numbers()
+        found = {}
+        for (one, other), gain in zip(pairs, gains.tolist(), strict=True):
+            found[number[one], number[other]] = gain
+        self.pairs.note(found)
+        self.optimizer.unlearned = self.pairs.by_gate(self.optimizer.is_open)
+        self.schedule.wait_for_pairs(self.pairs.open_gains(self.optimizer.is_open))
+
+    def note_before(self, worth: Mapping[str, Worth]) -> None:
+        """Use what masking each field costs the model of all fields, where the path is unsure.
+
+        Args:
+            worth: The rise of the held-out loss when a field is masked before the path begins.
+        """
+        self.before = dict(worth)
+
+    def close_copies(self, copies: Mapping[str, str]) -> None:
+        """Close fields at once that say the same as others, and have no worth beside these.
+
+        Args:
+            copies: The fields to close, each with the field that stands for it.
+        """
+        number = self._gate_numbers()
+        for name in copies:
+            self._close(number[name])
+        self.copies = dict(copies)
 
     # What has been found
 
     def open_fields(self) -> tuple[str, ...]:
         """Return the names of the fields whose gates are open, in field order."""
-        is_open = (self.optimizer.tensors["is_open"] > 0)[self.gates.field_gate].tolist()
+        is_open = self.optimizer.is_open[self.gates.field_gate].tolist()
         names = self.gates.known_fields().names
         return tuple(name for name, keep in zip(names, is_open, strict=True) if keep)
 
@@ -248,10 +249,9 @@ class PathTrainer(BaseTrainer):
         kept = self.open_fields()
         low, high = interval or (metric, metric)
         fields = self.gates.known_fields()
-        closed = tuple(name for name in self._closed_names() if name in self._last_kept())
         point = PathPoint(
             kept=kept,
-            closed=closed,
+            closed=(),
             dims=sum(fields[name].width for name in kept),
             cost=sum(fields[name].cost or 0.0 for name in kept),
             metric=metric,
@@ -265,32 +265,14 @@ class PathTrainer(BaseTrainer):
         )
         if behind <= 0:
             self._open_at_best()
-        if self.points and len(kept) == len(self.points[-1].kept):
-            if behind >= self.points[-1].behind and behind > 0:
-                return False
-            point = replace(point, closed=self.points[-1].closed)
-            self.points[-1] = point
-        else:
-            self.points.append(point)
-        return True
-
-    def _last_kept(self) -> tuple[str, ...]:
-        """Return the fields of the last point with more fields than now."""
-        now = len(self.open_fields())
-        for point in reversed(self.points):
-            if len(point.kept) > now:
-                return point.kept
-        return self.gates.known_fields().names
+        return add_point(self.points, point, self._closed_names())
 
     def _closed_names(self) -> list[str]:
         """Return the names of the closed fields, in the order in which they closed."""
-        field_gate = self.gates.field_gate.tolist()
-        names = self.gates.known_fields().names
         found = []
         for closing in self.closings:
-            found += [
-                name for name, gate in zip(names, field_gate, strict=True) if gate == closing.gate
-            ]
+            own = [name for name, gate in self._gate_numbers().items() if gate == closing.gate]
+            found += own
         return found
 
     def _open_at_best(self) -> None:
@@ -300,51 +282,58 @@ class PathTrainer(BaseTrainer):
     def worth(self) -> dict[str, Worth]:
         """Return the worth of each field, of fields that are still open what is known of it.
 
-        The fields of a group have the worth of the group.
+        It is the measured worth, combined with what masking the field cost before
+        (`with_model_before`) and with what the order of closing says (`combined`); its interval is
+        that of the measurement. The fields of a group have the worth of the group.
         """
         rest(self.model, self.gates)
-        is_open = self.optimizer.tensors["is_open"] > 0
-        nats = self.optimizer.tensors["worth"].clone()
-        largest = float(torch.where(is_open, torch.tensor(0.0), nats).max())
+        errors = self.optimizer.deviations(self.batches)
+        measured = self._with_model_before(self._measured_worth(), errors)
+        per_cost = measured / self.costs
+        order = [closing.gate for closing in self.closings]
+        still_open = self.optimizer.is_open.nonzero().flatten().tolist()
+        order += sorted(still_open, key=lambda gate: float(per_cost[gate]))
+        found = combined(per_cost[order].tolist(), (errors / self.costs)[order].tolist())
+        by_gate = {}
+        for gate, value in zip(order, found, strict=True):
+            nats = value * float(self.costs[gate])
+            half = NORMAL_95 * float(errors[gate])
+            by_gate[gate] = Worth(nats, nats - half, nats + half)
+        return {name: by_gate[gate] for name, gate in self._gate_numbers().items()}
+
+    def _with_model_before(self, measured: Tensor, errors: Tensor) -> Tensor:
+        """Return the worth of each gate with what masking its fields cost before, (G,)."""
+        if not self.before:
+            return measured
+        before = torch.zeros_like(measured)
+        variance = torch.zeros_like(measured)
+        for name, gate in self._gate_numbers().items():
+            before[gate] += self.before[name].nats
+            variance[gate] += self.before[name].error ** 2
+        return with_model_before(measured, errors, before, variance.sqrt())
+
+    def _gate_numbers(self) -> dict[str, int]:
+        """Return the number of each field's gate, in field order."""
+        gates = self.gates.field_gate.tolist()
+        return dict(zip(self.gates.known_fields().names, gates, strict=True))
+
+    def _measured_worth(self) -> Tensor:
+        """Return the measured worth of each gate, of open ones at least what closed ones have."""
+        worth = self.optimizer.tensors["worth"] + self.pairs.credit
+        if self.is_complete:
+            return worth
+        is_open = self.optimizer.is_open
+        largest = float(torch.where(is_open, torch.zeros_like(worth), worth).max())
         least = max(self.price / 2, largest)  # of a field that has outlived the price
-        if not self.is_complete:
-            nats = torch.where(is_open, least + self.optimizer.current_worth().clamp_min(0), nats)
-        error = NORMAL_95 * self.optimizer.deviations(self.batches)
-        found = {}
-        for name, gate in zip(
-            self.gates.known_fields().names, self.gates.field_gate.tolist(), strict=True
-        ):
-            value = float(nats[gate])
-            half = float(error[gate])
-            found[name] = Worth(value, value - half, value + half)
-        return found
+        return torch.where(is_open, least + self.optimizer.current_worth().clamp_min(0), worth)
 
     def scores(self) -> dict[str, float]:
-        """Return the worth of each field, with a part of the largest worth that it has outlived.
-
-        For fields whose worth is above its standard error, a score is the geometric mean of the
-        worth and of the largest worth of these fields that closed up to then: what a pair is
-        worth is measured at the half that closes first, and both are needed. The others, which
-        cannot be told from noise, rank below these by their worth. Where the price depends on the
-        cost, it is the worth per unit of the relative cost.
-        """
-        worth = self.worth()
-        costs = dict(zip(worth, self.costs[self.gates.field_gate].tolist(), strict=True))
-        value = {name: one.nats / costs[name] for name, one in worth.items()}
-        is_clear = {name: one.nats > one.error for name, one in worth.items()}
-        closed = self._closed_names()
-        still_open = [name for name in worth if name not in set(closed)]
-        order = [*closed, *sorted(still_open, key=lambda name: value[name])]
-        clear = [name for name in order if is_clear[name]]
-        outlived = rising([value[name] for name in clear])
+        """Return the worth of each field, per unit of its relative cost where the price is."""
+        costs = self.costs[self.gates.field_gate].tolist()
         found = {}
-        for name, largest in zip(clear, outlived, strict=True):
-            found[name] = math.sqrt(value[name] * largest)
-        least = min(found.values(), default=math.inf)
-        for name in worth:
-            if name not in found:
-                found[name] = min(value[name], least * (1 - STEP_UP))
-        return {name: found[name] for name in worth}
+        for (name, worth), cost in zip(self.worth().items(), costs, strict=True):
+            found[name] = worth.nats / cost
+        return found
 
     def path(self, metric: str, substitutes: tuple[Substitute, ...] = ()) -> Path:
         """Return the path so far.
@@ -367,16 +356,14 @@ class PathTrainer(BaseTrainer):
         return {
             "optimizer": self.optimizer.path_state(),
             "steps": self.done,
-            "waited": self.waited,
-            "is_waiting": self.is_waiting,
             "is_complete": self.is_complete,
-            "scale": self.scale,
-            "risen": self.risen,
-            "losses": list(self.losses),
+            "schedule": self.schedule.state_dict(),
             "closings": [[one.gate, one.step, one.price] for one in self.closings],
             "points": Path("", {}, tuple(self.points)).to_json()["points"],
             "gates_at_best": dict(self.gates_at_best),
-            "train": self._train,
+            "copies": dict(self.copies),
+            "pairs": self.pairs.state_dict(),
+            "train": None if self._train is None else ranks.full(self._train),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -395,63 +382,20 @@ class PathTrainer(BaseTrainer):
         points = Path.from_json({**content, "points": state["points"]}).points
         self.optimizer.load_path_state(state["optimizer"])
         self.done = steps
-        self.waited = int(state["waited"])
-        self.is_waiting = bool(state["is_waiting"])
         self.is_complete = bool(state["is_complete"])
-        self.scale = None if state["scale"] is None else float(state["scale"])
-        self.risen = float(state["risen"])
-        self.losses = [float(loss) for loss in state["losses"]]
+        self.schedule.load_state_dict(state["schedule"])
         self.closings = closings
         self.points = list(points)
         self.gates_at_best = dict(state["gates_at_best"])
-        self._train = state["train"]
+        self.copies = dict(state["copies"])
+        self.pairs.load_state_dict(state["pairs"])
+        self.optimizer.unlearned = self.pairs.by_gate(self.optimizer.is_open)
+        self._train = self._laid_out(state["train"])
         self._aside = None
 
     def __repr__(self) -> str:
         count = len(self.open_fields())
         of = len(self.gates.known_fields())
-        waits = ", waiting" if self.is_waiting else ""
+        waits = ", waiting" if self.schedule.is_waiting else ""
         price = f"price {self.price:.2g}{waits}"
         return f"PathTrainer: step {self.done:,}, {price}; {count} of {of} open"
-
-
-def rising(values: Sequence[float]) -> list[float]:
-    """Return the largest value so far, a little more than the one before where it is the same.
-
-    >>> [round(value, 3) for value in rising([1.0, 3.0, 2.0])]
-    [1.0, 3.0, 3.0]
-    """
-    found: list[float] = []
-    for value in values:
-        if found:
-            value = max(value, found[-1] * (1 + STEP_UP))
-        found.append(value)
-    return found
-
-
-def relative_costs(fields: Fields, price_by: PriceBy) -> Tensor:
-    """Return the cost of each gate relative to the mean gate, (G,), within 0.01 and 100.
-
-    Args:
-        fields: The fields; those of a group add up.
-        price_by: "field", "dims" or "cost", see `PathTrainer`.
-    """
-    count = max(fields.gates) + 1
-    costs = torch.zeros(count, dtype=torch.get_default_dtype())
-    for field, gate in zip(fields, fields.gates, strict=True):
-        if price_by == "field":
-            costs[gate] = 1.0
-        elif price_by == "dims":
-            costs[gate] += field.width
-        else:
-            costs[gate] += _positive_cost(field.name, field.cost)
-    return (costs / costs.mean()).clamp(LEAST_COST, MOST_COST)
-
-
-def _positive_cost(name: str, cost: float | None) -> float:
-    if cost is None or cost <= 0:
-        raise SelectionError(
-            f"Expected costs above 0 for a path by cost, but that of {name!r} is {cost}. "
-            "Give it a small cost, or price_by='field'."
-        )
-    return cost

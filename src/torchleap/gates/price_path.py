@@ -11,6 +11,7 @@ from typing import Any, overload
 
 import torch
 from torch import Tensor
+from torch.nn.functional import softshrink
 from torch.optim.optimizer import Optimizer
 
 from .._common.errors import TorchleapError
@@ -26,7 +27,11 @@ LOWEST = -7.5  # that a gate can reach before it is closed
 
 BETAS = (0.95, 0.99)  # the decay of the averages of the gradient and of its square
 NOISE = 0.16  # the standard error of the first average, in units of the spread of single gradients
-HARMFUL = 4.0  # times faster than by the price alone a field closes that does harm
+UNCLEAR = 0.5  # standard errors of the slope that do not move a gate
+CLEARLY = 2.0  # standard errors of the slope beyond which a gate moves while the price waits
+HARMFUL = 3.0  # times faster than by the price alone a field closes that does harm
+RETURNS = 0.25  # of its full speed with which the gate of a pair opens that is not learned yet
+SMALLEST = 1e-30  # standard error, of a field that never varies
 TENSORS = ("slope", "square", "worth", "variance", "distance", "moved", "is_open")
 
 
@@ -49,14 +54,18 @@ class PathOptimizer(Optimizer):
     With m and v the averages of the gradient of the loss on theta and of its square, a step is
 
         push  = price * cost * g (1 - g) / tau
-        theta = theta - lr * clip((m + push) / (0.16 sqrt(v) + push), -1, 4)
+        error = 0.16 sqrt(v)                                             the standard error of m
+        theta = theta - lr * clip(shrink(m + push, error / 2) / (error + push), -1, 3)
 
-    The denominator contains the standard error of m: a gate moves at full speed as soon as its
-    field is clearly worth less than the price, or more, however noisy the field is. Only a field
-    that does harm, m > 0, can close faster than by the price: before the model has memorised it
-    any further. The worth of
-    field i is the line integral of dL/dg_i over the way of its gate. Each piece of the way is
-    multiplied by the gradient of the *next* batch, which had no part in choosing that piece.
+    where shrink(x, y) is x moved towards 0 by y. A gate moves at full speed as soon as its field is
+    clearly worth less than the price, or more, however noisy the field is, and not by chance. Only
+    a field that does harm, m > 0, can close faster than by the price: before the model has
+    memorised it any further. A gate that does not pay, because the price waits or its field is in
+    a pair that is not learned yet, moves only by a slope beyond two standard errors; in the second
+    case it also returns to open by a quarter of the full speed.
+
+    The worth of field i is the line integral of dL/dg_i over the way of its gate. Each piece of
+    the way is multiplied by the gradient of the *next* batch, which had no part in choosing it.
 
     Args:
         gates: The gates to move.
@@ -67,6 +76,9 @@ class PathOptimizer(Optimizer):
 
     Attributes:
         price: The price of an open gate of cost 1, in the unit of the loss; set before each step.
+        is_waiting: Whether the price waits; set before each step.
+        unlearned: What each field would still gain in pairs that the model has not learned, (G,):
+            a gate pays nothing while the price is below twice as much.
     """
 
     def __init__(
@@ -77,8 +89,10 @@ class PathOptimizer(Optimizer):
         gates.known_fields()
         like = gates.free
         self.price = 0.0
+        self.is_waiting = False
         self.count = 0
         self.costs = torch.ones_like(like) if costs is None else costs.to(like)
+        self.unlearned = torch.zeros_like(like)
         self.tensors = {name: torch.zeros_like(like) for name in TENSORS}
         self.tensors["is_open"].fill_(1.0)
 
@@ -106,28 +120,33 @@ class PathOptimizer(Optimizer):
         logit = self.logits()
         per_gate = self._slope(logit)  # dg / dtheta
         self._measure(signal / per_gate, square / per_gate.square())
-        push = self.price * self.costs * per_gate
-        speed = ((mean + push) / (NOISE * square.sqrt() + push)).clamp(-1, HARMFUL)
-        moved = (logit - self.param_groups[0]["lr"] * speed).clamp(LOWEST, OPEN)
+        price = self.price * self.costs  # (G,)
+        is_exempt = price <= 2 * self.unlearned
+        pays = ~is_exempt & (not self.is_waiting)
+        push = torch.where(pays, price * per_gate, 0.0)
+        moved = self._moved(logit, mean, NOISE * square.sqrt(), push)
+        back = RETURNS * self.param_groups[0]["lr"]
+        moved = torch.where(is_exempt, moved + back, moved).clamp_max(OPEN)
         is_moving = self.is_moving()
         moved = torch.where(is_moving, moved, logit)
         state["moved"] = torch.sigmoid(moved) - torch.sigmoid(logit)
         self._write(moved)
         return None
 
+    @property
+    def is_open(self) -> Tensor:
+        """Return for each gate whether it is open, (G,)."""
+        return self.tensors["is_open"] > 0
+
     def is_moving(self) -> Tensor:
         """Return for each gate whether it is open and may close, (G,)."""
-        return (self.tensors["is_open"] > 0) & (self._gates.free > 0)
+        return self.is_open & (self._gates.free > 0)
 
     def ready_to_close(self) -> list[int]:
         """Return the gates that have fallen far enough to close for good, the least worth first."""
         ready = self.is_moving() & (self.logits() < SHUT)
         worth = self.current_worth()
         return sorted(ready.nonzero().flatten().tolist(), key=lambda gate: float(worth[gate]))
-
-    def collapsing(self) -> int:
-        """Return how many gates are on their way from 0.5, below which none is stable, to 0."""
-        return int((self.is_moving() & (self.logits() < 0)).sum())
 
     @torch.no_grad()
     def close(self, gate: int) -> None:
@@ -147,7 +166,7 @@ class PathOptimizer(Optimizer):
         error = NOISE**2 * square[gate] / per_gate.square()
         self.tensors["worth"][gate] -= mean[gate] / per_gate * rest
         self.tensors["variance"][gate] += error * rest.square()
-        self.tensors["distance"][gate] += (square[gate].sqrt() / per_gate) * rest
+        self.tensors["distance"][gate] -= (square[gate].sqrt() / per_gate) * rest
         self.tensors["moved"][gate] = 0.0
 
     def current_worth(self) -> Tensor:
@@ -162,7 +181,8 @@ class PathOptimizer(Optimizer):
 
         Args:
             batches: How many different held-out batches there are: rows that come again add no
-                information. None is a stream, where every row is new.
+                information, so that their chance stays in the sum over the way of a gate (and
+                cancels where the gate goes back). None is a stream, where every row is new.
         """
         variance = self.tensors["variance"].clone()
         if batches is not None:
@@ -187,6 +207,23 @@ class PathOptimizer(Optimizer):
         self.tensors = {name: one.clone().to(device) for name, one in state["tensors"].items()}
         self.price = float(state["price"])
         self.count = state["count"]
+
+    def _moved(self, logit: Tensor, mean: Tensor, error: Tensor, push: Tensor) -> Tensor:
+        """Return the logits after a step, (G,).
+
+        Args:
+            logit: The logits before it, (G,).
+            mean: The average gradient of the loss, (G,).
+            error: Its standard error, (G,).
+            push: The gradient of the price, (G,); 0 for a gate that does not pay.
+        """
+        clearly = softshrink(mean / error.clamp_min(SMALLEST), CLEARLY)
+        total = mean + push
+        beyond_noise = (total.abs() - UNCLEAR * error).clamp_min(0)
+        under_price = total.sign() * beyond_noise / (error + push).clamp_min(SMALLEST)
+        speed = torch.where(push > 0, under_price, clearly)
+        rate: float = self.param_groups[0]["lr"]
+        return (logit - rate * speed.clamp(-1, HARMFUL)).clamp(LOWEST, OPEN)
 
     def _averages(self) -> tuple[Tensor, Tensor]:
         """Return the averages of the gradient and of its square without the bias of the start."""
@@ -214,7 +251,7 @@ class PathOptimizer(Optimizer):
         moved = self.tensors["moved"]
         self.tensors["worth"] += slope * moved
         self.tensors["variance"] += square * moved.square()
-        self.tensors["distance"] += square.sqrt() * moved.abs()
+        self.tensors["distance"] += square.sqrt() * moved
 
     def _complete(self, tensor: Tensor | None) -> Tensor:
         """Return a tensor of all gates, (G,), on every rank."""

@@ -1,28 +1,36 @@
 """LeAP as a method: the price path, from an ordinary model of all fields to the last field."""
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from itertools import islice
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from .._common.checks import setting
-from ..gates.path_trainer import EVERY, STEPS, PathTrainer, PriceBy
-from ..objectives import Difference, Metric, Predictions
+from ..gates.path_trainer import EVERY, STEPS, PathTrainer
+from ..gates.relative_costs import PriceBy
+from ..models import Ranker
 from ..plugin import attach
+from ..training.evaluate import predict_together
 from ..training.fit import Hook, Run, Training, optimizers_for
 from .base import GateMethod, Scores, Search, Snapshot, valid_batches, without_end
-from .contributions import substitutes_of
+from .contributions import alike, contributions, substitutes_of
+from .equivalents import equivalents
+from .interactions import Interactions
+from .path_points import PathMetric, headline_of
 
-EVALUATIONS = 32  # in the steps of the path, without waiting
-PER_EPOCH_LIMIT = 2  # a path has at most this many times the steps that the training plans
-LONGEST = 4  # times the steps of the path after which it ends in any case
+EVALUATIONS = 15  # in the steps of the path, without waiting
+FRACTION = 0.6  # of the steps of the training before, in which the price rises,
+LEAST = 320  # but at least so many: with fewer, gates cannot tell signal from noise
+EPOCH_PARTS = 4  # of a long epoch, one of which is enough for the price to rise
+MEASURED = 32  # batches of train rows from which the gates know the means of fields
+LONGEST = 5  # times the steps of the path after which it ends in any case
 SNAPSHOTS = 10  # that are kept at most
 SNAPSHOT_BYTES = 1 << 30  # of all snapshots, beyond which only two are kept
-NORMAL_95 = 1.96
 
 
 @dataclass(frozen=True)
@@ -39,12 +47,16 @@ class LeAPMethod(GateMethod):
             dimension or per cost.
         optimism: How much it counts against a field that it helps on train rows more than on
             validation rows.
+        slowness: How much slower than usual the price rises: 2 takes about twice the steps.
         steps: The steps in which the price rises through all scales; waiting adds to them. None
-            is 1,600, or a quarter of an epoch if that is more, and at most twice the planned steps.
+            is three fifths of the steps of the ordinary training, but at least 320, and at most
+            1,300, or a quarter of an epoch if that is more, times the slowness.
     """
 
+    measures_worth: ClassVar[bool] = True
     price_by: PriceBy = "field"
     optimism: float = 0.25
+    slowness: float = setting(1.0, above=0)
     steps: int | None = setting(None, at_least=1)
 
     def score(self, search: Search) -> Scores:
@@ -53,10 +65,12 @@ class LeAPMethod(GateMethod):
         limit = search.training.time_limit
         training = replace(search.training, time_limit=None if limit is None else 0.4 * limit)
         plain_run = search.fit(model, training=training)
-        search.plain = copy.deepcopy(model)
+        plain = copy.deepcopy(model)
+        search.plain = plain
         plugin = attach(model, search.task.fields, at="net", seed=search.seed)
         batches = valid_batches(search)
-        steps = self.steps or suited_steps(search)
+        usual = suited_steps(search, plain_run.step)
+        steps = self.steps or max(EVERY, round(self.slowness * usual))
         trainer = plugin.trainer(
             path=True,
             steps=steps,
@@ -64,7 +78,13 @@ class LeAPMethod(GateMethod):
             price_by=self.price_by,
             batches=max(1, len(search.task.valid) // batches.size_of_all),
         )
-        hook = PathSteps(trainer, search)
+        hook = PathSteps(trainer, search, Interactions(search, plain))
+        names = search.task.fields.names
+        alone = contributions(search, plain)
+        before = alone.worth(names)
+        trainer.note_before(before)
+        pairs = alike(alone.changes, names)
+        hook.begin(model, copies=equivalents(search, plain, pairs))
         settings = path_training(search.training, steps, limit)
         others = [trainer.gates.theta]
         search.fit(
@@ -74,19 +94,24 @@ class LeAPMethod(GateMethod):
             optimizers=continued(plain_run.optimizers, model, settings, except_for=others),
         )
         metric = headline_of(search)
-        worth = trainer.worth()
-        search.path = trainer.path(metric.name, substitutes_of(search, search.plain, worth))
+        substitutes = substitutes_of(pairs, before, trainer.worth())
+        search.path = trainer.path(metric.name, substitutes)
         search.snapshots = hook.snapshots
         return trainer.scores()
 
 
-def suited_steps(search: Search) -> int:
-    """Return the steps in which the price rises: 1,600, or a quarter of an epoch if that is more.
+def suited_steps(search: Search, trained: int) -> int:
+    """Return the steps in which the price rises.
 
-    A training that plans fewer steps in all has a path of at most twice as many.
+    They are three fifths of those of the training before, but at least 320, and at most 1,300, or a
+    quarter of an epoch if that is more.
+
+    Args:
+        search: The search.
+        trained: The steps of the training before.
     """
-    steps = max(STEPS, search.steps_per_epoch // 4)
-    return max(EVERY, min(steps, PER_EPOCH_LIMIT * search.planned_steps))
+    most = max(STEPS, search.steps_per_epoch // EPOCH_PARTS)
+    return max(LEAST, min(most, round(FRACTION * trained)))
 
 
 def path_training(training: Training, steps: int, limit: float | None) -> Training:
@@ -133,28 +158,49 @@ def continued(
     return optimizers
 
 
-def headline_of(search: Search) -> Metric:
-    """Return the metric of the points of a path: the one that the training is judged by."""
-    return search.task.objective.metric(search.training.metric)
-
-
 class PathSteps(Hook):
     """Move the gates after each step of the model, and record the points of the path.
 
     Args:
         trainer: The trainer of the gates.
         search: The search whose validation rows the gates learn from.
+        interactions: The pairs of fields that the plain model has not learned.
     """
 
-    def __init__(self, trainer: PathTrainer, search: Search) -> None:
+    def __init__(self, trainer: PathTrainer, search: Search, interactions: Interactions) -> None:
         self.trainer = trainer
+        self.interactions = interactions
         self.task = search.task
-        self.metric = headline_of(search)
+        self.seed = search.seed
+        self.metric = PathMetric(search)
         self.batches = valid_batches(search)
         self.valid = without_end(self.batches)
         self.snapshots: list[Snapshot] = []
-        self.first: Tensor | None = None  # (N,) outputs of the model of all fields
-        self.best: Tensor | None = None  # (N,) outputs at the best point so far
+
+    def begin(self, model: nn.Module, *, copies: Mapping[str, str]) -> None:
+        """Record the model of all fields as the first point, and close copies of other fields.
+
+        Args:
+            model: The attached model, whose gates are open.
+            copies: The fields to close, each with the one that stands for it.
+        """
+        outputs = predict_together(model, self.task.valid)  # as without gates, which saw no row yet
+        loss = self.metric.loss(outputs)
+        self.trainer.schedule.begin(loss)
+        self._measure_means(model)
+        self._add_point(model, outputs, loss)
+        self.trainer.note_unlearned(self.interactions.pairs, self.interactions.gains(outputs))
+        self.trainer.close_copies(copies)
+
+    @torch.no_grad()
+    def _measure_means(self, model: nn.Module) -> None:
+        """Let the gates see some train rows, so that a snapshot has means for dropped fields."""
+        assert isinstance(model, Ranker)
+        rows = self.task.train.batches(self.batches.size, shuffle=True, seed=self.seed)
+        self.trainer.gates.train()
+        for batch in islice(rows, MEASURED):
+            if len(batch) > 1:
+                self.trainer.gates(model.inputs(*batch.inputs))
 
     def trained_parameters(self) -> list[nn.Parameter]:
         """Return the parameter of the gates."""
@@ -171,44 +217,26 @@ class PathSteps(Hook):
     def after_eval(self, run: Run, record: dict[str, float]) -> None:
         """Add a point to the path, with the weights of the model, and the gates to the record."""
         assert run.outputs is not None
-        loss = float(self.task.objective.loss(run.outputs, self.task.valid.label))
-        self.trainer.evaluated(loss)
-        if self._add_point(run.outputs, loss):
-            weights = {name: one.detach().clone() for name, one in run.model.state_dict().items()}
-            self._keep_snapshot(Snapshot(self.trainer.open_fields(), weights))
+        self.trainer.evaluated(self.task.objective.row_losses(run.outputs, self.task.valid.label))
+        self.trainer.note_unlearned(self.interactions.pairs, self.interactions.gains(run.outputs))
+        self._add_point(run.model, run.outputs, self.metric.loss(run.outputs))
         gates = self.trainer.gates.scores()
         record.update({f"gate_{name}": score for name, score in gates.items()})
         record["price"] = self.trainer.price
 
-    def _add_point(self, outputs: Tensor, loss: float) -> bool:
-        """Return whether the model is a new point of the path, which then has it."""
-        if self.first is None or self.best is None:
-            self.first = outputs
-            self.best = outputs
-        value = self.metric.compute(self._predictions(outputs))
-        change = self._change(self.first, outputs)
-        gain = self._change(self.best, outputs)
-        behind = -self.metric.gain(gain.value)
-        error = (gain.high - gain.low) / (2 * NORMAL_95)
-        if behind <= 0:
-            self.best = outputs
-            behind = 0.0
-            error = 0.0
-        level = value - change.value
-        return self.trainer.add_point(
-            value,
+    def _add_point(self, model: nn.Module, outputs: Tensor, loss: float) -> None:
+        """Add the model to the path, with its weights, if it is a new point."""
+        found = self.metric.measure(outputs)
+        is_new = self.trainer.add_point(
+            found.metric,
             loss,
-            interval=(level + change.low, level + change.high),
-            behind=behind,
-            error=error,
+            interval=(found.low, found.high),
+            behind=found.behind,
+            error=found.error,
         )
-
-    def _change(self, before: Tensor, after: Tensor) -> Difference:
-        return self.metric.difference(self._predictions(before), self._predictions(after))
-
-    def _predictions(self, outputs: Tensor) -> Predictions:
-        rows = self.task.valid
-        return self.task.objective.predictions(rows.label, outputs, rows.group)
+        if is_new:
+            weights = {name: one.detach().clone() for name, one in model.state_dict().items()}
+            self._keep_snapshot(Snapshot(self.trainer.open_fields(), weights))
 
     def _keep_snapshot(self, new: Snapshot) -> None:
         """Keep the weights of a point; of too many, the one that its neighbours replace best."""
@@ -236,8 +264,7 @@ class PathSteps(Hook):
             **self.trainer.state_dict(),
             "batches": self.batches.state_dict(),
             "snapshots": [[list(one.kept), one.weights] for one in self.snapshots],
-            "first": self.first,
-            "best": self.best,
+            **self.metric.state_dict(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -246,8 +273,7 @@ class PathSteps(Hook):
         self.batches.load_state_dict(state["batches"])
         self.valid = without_end(self.batches)
         self.snapshots = [Snapshot(tuple(kept), weights) for kept, weights in state["snapshots"]]
-        self.first = state["first"]
-        self.best = state["best"]
+        self.metric.load_state_dict(state)
 
 
 def _least_missed(counts: Sequence[int]) -> int:

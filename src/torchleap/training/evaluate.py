@@ -7,7 +7,9 @@ from ..data.task import Rows, Task
 from ..distributed import ranks
 
 LARGE_BATCH = 1 << 15  # rows at once without training, at most
-LARGE_INPUT = 1 << 28  # bytes of their input, about: a model holds several tensors of that size
+LARGE_INPUT = (
+    1 << 23
+)  # bytes of their input, about: with more, fresh memory costs more than it saves
 
 
 def large_batch(task: Task) -> int:
