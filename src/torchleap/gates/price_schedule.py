@@ -21,10 +21,12 @@ PART = 0.25  # of the price by which a loss must be lower to be better,
 BEYOND_NOISE = 2.0  # and standard errors of the difference
 MOST_ROWS = 50_000  # whose losses are compared
 WAITS = 0.25  # of the steps, at most, are added by waiting for the loss,
-PAIR_WAITS = 1.0  # and by waiting for pairs
+PAIR_WAITS = 2.0  # and by waiting for pairs
 
-PAIR_PART = 0.25  # of what a pair would gain, at which the price waits for it
+PAIR_PART = 0.1  # of what a pair would gain, at which the price waits for it
 LEAST_PAIR = 0.005  # of the loss that a pair must gain for the price to wait for it
+PAIR_PATIENCE = 8  # evaluations that the price waits for a pair of which nothing is learned,
+PROGRESS = 0.02  # that is, for the sum of such gains to change by this part
 
 
 class PriceSchedule:
@@ -55,6 +57,8 @@ class PriceSchedule:
         self.pair_is_due = False
         self.best_losses: Tensor | None = None  # (N,) of the rows at the best evaluation
         self.since_best = 0  # evaluations
+        self.last_gain = 0.0  # the sum of what the pairs that the price waits for would gain
+        self.since_progress = 0  # evaluations
 
     @property
     def price(self) -> float:
@@ -127,7 +131,7 @@ class PriceSchedule:
         self.loss_falls = self.since_best < PATIENCE and has_time
 
     def wait_for_pairs(self, gains: Tensor) -> None:
-        """Let the price wait before it passes the worth of a pair that is not learned yet.
+        """Let the price wait before it passes the worth of a pair, while the model learns it.
 
         Args:
             gains: What each open pair would still gain if the model learned it, (P,), in the unit
@@ -135,8 +139,15 @@ class PriceSchedule:
         """
         is_due = (gains > LEAST_PAIR * self._scale) & (self.price > PAIR_PART * gains)
         is_due &= self.price < 2 * gains  # beyond, its fields close whether it is learned or not
+        total = float(gains[is_due].sum())
+        self.since_progress += 1
+        has_changed = abs(total - self.last_gain) > PROGRESS * self.last_gain
+        if has_changed or not bool(is_due.any()):  # more is learned, or another pair is due
+            self.last_gain = total
+            self.since_progress = 0
         has_time = self.waited_for_pairs < PAIR_WAITS * self.steps
-        self.pair_is_due = bool(is_due.any()) and has_time
+        is_learning = self.since_progress < PAIR_PATIENCE
+        self.pair_is_due = bool(is_due.any()) and has_time and is_learning
 
     def state_dict(self) -> dict[str, Any]:
         """Return what a resumed path needs of the price."""
@@ -153,6 +164,8 @@ class PriceSchedule:
         losses = state["best_losses"]
         self.best_losses = None if losses is None else losses.clone()
         self.since_best = int(state["since_best"])
+        self.last_gain = float(state["last_gain"])
+        self.since_progress = int(state["since_progress"])
 
 
 STATE = (
@@ -164,6 +177,8 @@ STATE = (
     "pair_is_due",
     "best_losses",
     "since_best",
+    "last_gain",
+    "since_progress",
 )
 
 

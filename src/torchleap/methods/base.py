@@ -174,10 +174,15 @@ def put_before_net(model: Ranker, layer: nn.Module) -> None:
     model.net = nn.Sequential(layer, model.net)
 
 
-def valid_batches(search: Search) -> Batches:
-    """Return shuffled batches of validation rows, for gates that learn from held-out rows."""
+def valid_batches(search: Search, *, at_least: int = 1) -> Batches:
+    """Return shuffled batches of validation rows, for gates that learn from held-out rows.
+
+    Args:
+        search: The search.
+        at_least: The fewest rows per batch, if there are as many, for trainings on small batches.
+    """
     rows = search.task.valid
-    size = min(search.training.batch, len(rows))
+    size = min(max(search.training.batch, at_least), len(rows))
     return rows.batches(size, shuffle=True, seed=search.seed, together=True)
 
 

@@ -25,10 +25,11 @@ from .path_points import PathMetric, headline_of
 
 EVALUATIONS = 15  # in the steps of the path, without waiting
 FRACTION = 0.6  # of the steps of the training before, in which the price rises,
-LEAST = 320  # but at least so many: with fewer, gates cannot tell signal from noise
+LEAST = 480  # but at least so many: with fewer, gates cannot tell signal from noise
 EPOCH_PARTS = 4  # of a long epoch, one of which is enough for the price to rise
+HELD_OUT = 512  # validation rows per step of the gates, at least
 MEASURED = 32  # batches of train rows from which the gates know the means of fields
-LONGEST = 5  # times the steps of the path after which it ends in any case
+LONGEST = 6  # times the steps of the path after which it ends in any case
 SNAPSHOTS = 10  # that are kept at most
 SNAPSHOT_BYTES = 1 << 30  # of all snapshots, beyond which only two are kept
 
@@ -49,7 +50,7 @@ class LeAPMethod(GateMethod):
             validation rows.
         slowness: How much slower than usual the price rises: 2 takes about twice the steps.
         steps: The steps in which the price rises through all scales; waiting adds to them. None
-            is three fifths of the steps of the ordinary training, but at least 320, and at most
+            is three fifths of the steps of the ordinary training, but at least 480, and at most
             1,300, or a quarter of an epoch if that is more, times the slowness.
     """
 
@@ -68,7 +69,7 @@ class LeAPMethod(GateMethod):
         plain = copy.deepcopy(model)
         search.plain = plain
         plugin = attach(model, search.task.fields, at="net", seed=search.seed)
-        batches = valid_batches(search)
+        batches = valid_batches(search, at_least=HELD_OUT)
         usual = suited_steps(search, plain_run.step)
         steps = self.steps or max(EVERY, round(self.slowness * usual))
         trainer = plugin.trainer(
@@ -103,7 +104,7 @@ class LeAPMethod(GateMethod):
 def suited_steps(search: Search, trained: int) -> int:
     """Return the steps in which the price rises.
 
-    They are three fifths of those of the training before, but at least 320, and at most 1,300, or a
+    They are three fifths of those of the training before, but at least 480, and at most 1,300, or a
     quarter of an epoch if that is more.
 
     Args:
@@ -173,7 +174,7 @@ class PathSteps(Hook):
         self.task = search.task
         self.seed = search.seed
         self.metric = PathMetric(search)
-        self.batches = valid_batches(search)
+        self.batches = valid_batches(search, at_least=HELD_OUT)
         self.valid = without_end(self.batches)
         self.snapshots: list[Snapshot] = []
 
