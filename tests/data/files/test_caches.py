@@ -1,6 +1,7 @@
 """Encoded data beside a user's files is ignored by git, listed, and cleared alone."""
 
 import fcntl
+import os
 from threading import Event, Thread
 
 import polars as pl
@@ -10,6 +11,7 @@ import torchleap as tl
 from torchleap import cli
 from torchleap._common.locks import locked
 from torchleap.data.files import caches
+from torchleap.data.files.cache import HIDDEN, cache_folder
 
 pytest.importorskip("typer")
 
@@ -119,3 +121,21 @@ def test_the_command_lists_and_clears(place, capsys, monkeypatch):
     assert not (place / ".torchleap").exists()
     assert cli.main(["data", "cache", "nowhere"]) == 2
     assert "There is no folder nowhere." in capsys.readouterr().err
+
+
+def test_a_cache_that_another_reader_makes_meanwhile_is_used(tmp_path, monkeypatch):
+    monkeypatch.delenv("TORCHLEAP_CACHE", raising=False)
+    access = os.access
+
+    def access_after_the_other(path, mode):
+        (tmp_path / HIDDEN).mkdir(exist_ok=True)
+        return access(path, mode)
+
+    monkeypatch.setattr(os, "access", access_after_the_other)
+    assert cache_folder(tmp_path, None) == tmp_path / HIDDEN
+
+
+def test_a_file_in_place_of_a_cache_leaves_the_users_own(tmp_path, monkeypatch):
+    monkeypatch.delenv("TORCHLEAP_CACHE", raising=False)
+    (tmp_path / HIDDEN).write_text("")
+    assert cache_folder(tmp_path, None) != tmp_path / HIDDEN

@@ -40,7 +40,9 @@ def _can_hold(beside: Path) -> bool:
     ours = beside / HIDDEN
     if ours.is_dir():
         return os.access(ours, os.W_OK | os.X_OK)
-    return os.access(beside, os.W_OK) and not ours.exists()
+    if not os.access(beside, os.W_OK):
+        return False
+    return not ours.exists() or ours.is_dir()  # another reader may have made it meanwhile
 
 
 class TemporaryFolder:
