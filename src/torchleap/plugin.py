@@ -146,7 +146,7 @@ class Plugin:
 
         Args:
             steps: How many steps are planned; None is a stream without end. With `path=True` the
-                steps in which the price rises through all scales, 1,600 by default.
+                steps in which the price rises through all scales, 1,300 by default.
             path: Whether gates close one after the other under a rising price, so that
                 `plugin.path()` has the worth of each field; see `PathTrainer`.
             strength: The full pressure, without units: one value is meant to serve every data set.

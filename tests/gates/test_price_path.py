@@ -12,6 +12,7 @@ import torchleap as tl
 from torchleap._common.states import StateError
 from torchleap.gates import closings, price_path
 from torchleap.gates.relative_costs import relative_costs
+from torchleap.selection import Worth
 
 WEIGHTS = (1.0, 0.5, 0.0)  # of three fields: dropping one costs the square of its weight
 NOISE = 0.3
@@ -349,3 +350,50 @@ def test_a_gate_step_on_the_models_own_batch_needs_no_held_out_rows():
         loop.trainer.step()
     assert loop.trainer.closings[0].gate == 2
     assert "of 3 open" in repr(loop.trainer)
+
+
+def test_a_copy_has_no_part_in_a_pair_and_fields_of_a_group_are_none():
+    loop = Loop(steps=200)
+    loop.step()
+    trainer = loop.trainer
+    trainer.close_copies({"noise": "weak"})
+    pairs = [("strong", "weak"), ("strong", "noise"), ("strong", "weak")]
+    trainer.note_unlearned(pairs, torch.tensor([0.2, 0.4, 0.1]))
+    assert trainer.optimizer.unlearned.tolist() == pytest.approx([0.2, 0.2, 0.0])
+    assert trainer.pairs.credit.tolist() == [0.0, 0.0, 0.0]
+    fields = [
+        tl.Field("strong", 1, group="g"),
+        tl.Field("weak", 1, group="g"),
+        tl.Field("noise", 1),
+    ]
+    grouped = Loop(fields, steps=200).trainer
+    grouped.note_unlearned([("strong", "weak")], torch.tensor([0.2]))
+    assert grouped.pairs.gains == {}
+
+
+def test_closed_gates_keep_their_worth_whatever_the_size_of_the_loss():
+    _, plugin = attached()
+    path = price_path.PathOptimizer(plugin.gates, lr=0.5, optimism=0.0)
+    path.price = 1e12
+    for number in range(30):
+        plugin.gates.theta.grad = torch.full((3,), 1e9 * (-1) ** number)
+        path.step()
+        if number == 10:
+            path.measure_rest(1)
+            path.close(1)
+            before = path.deviations(4)[1].item()
+    assert path.deviations(4)[1].item() == before
+    assert torch.isfinite(path.deviations(4)).all()
+    path.forget(torch.tensor([True, False, False]))
+    assert path.tensors["slope"][0] == path.tensors["square"][0] == 0
+    assert path.tensors["slope"][2] != 0
+
+
+def test_a_state_keeps_what_masking_cost_before():
+    loop = Loop(steps=200)
+    loop.step()
+    before = {name: Worth(0.1, 0.0, 0.2) for name in loop.plugin.fields.names}
+    loop.trainer.note_before(before)
+    other = Loop(steps=200)
+    other.trainer.load_state_dict(copy.deepcopy(loop.trainer.state_dict()))
+    assert other.trainer.before == before

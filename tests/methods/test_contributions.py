@@ -6,7 +6,7 @@ import torch
 from tests.methods.tasks import QUICK
 from tests.methods.test_masking import by_a_full_pass
 from torchleap import models
-from torchleap.methods import Search, contributions
+from torchleap.methods import Search, contributions, sample
 from torchleap.methods.contributions import alike, substitutes_of
 from torchleap.selection import Worth
 
@@ -35,6 +35,7 @@ def test_of_many_rows_some_evenly_spaced_ones_are_enough(mixed, monkeypatch):
     model = search.fit_plain()
     complete = contributions.contributions(search, model).changes
     monkeypatch.setattr(contributions, "ROWS", len(mixed.valid) // 3)
+    monkeypatch.setattr(sample, "CHUNK", 2)  # fewer rows than the distance of two of them
     monkeypatch.setattr(contributions, "rows_at_once", lambda width: 37)
     part = contributions.contributions(search, model).changes
     assert torch.allclose(part, complete[:, ::3], atol=1e-5)
@@ -44,7 +45,7 @@ def test_fields_with_correlated_contributions_are_alike():
     first = torch.randn(500, generator=torch.Generator().manual_seed(0))
     other = torch.randn(500, generator=torch.Generator().manual_seed(1))
     changes = torch.stack([first, 0.3 * first + 0.2 * other, other, torch.zeros(500)])
-    assert alike(changes, ["a", "b", "c", "d"]) == [("a", "b"), ("b", "c")]
+    assert alike(changes, ["a", "b", "c", "d"]) == [("a", "b"), ("b", "c")], "most alike first"
     assert alike(changes[:1], ["a"]) == []
 
 
@@ -53,3 +54,13 @@ def test_the_field_of_a_pair_that_is_worth_more_took_over():
     before = {name: Worth(0.01, 0.0, 0.02) for name in worth}
     [found] = substitutes_of([("b", "a"), ("a", "c")], before, worth)
     assert (found.closed, found.field, found.before, found.after) == ("a", "b", 0.01, 0.3)
+
+
+def test_a_network_that_must_see_the_input_again_takes_fewer_rows(mixed, monkeypatch):
+    monkeypatch.setattr(contributions, "SLOW_ROWS", 30)
+    counts = []
+    for backbone in ("wide_deep", "dcn"):
+        search = Search(mixed, models.benchmark(backbone), QUICK)
+        found = contributions.contributions(search, search.fit_plain())
+        counts.append(found.changes.shape[1])
+    assert counts == [90, 30]

@@ -83,7 +83,7 @@ def test_products_and_t_values_are_those_of_plain_loops(plain, found):
     search, model = plain
     values = Values(search, model)
     valid = search.task.valid
-    x, outputs = values.of(valid.between(0, len(valid), 999))
+    x, outputs = values.of(valid.all())
     place = [search.task.fields.names.index(name) for name in found.pairs[0]]
     one, other = (values.columns[number] for number in place)
     moments = torch.zeros(one.stop - one.start, other.stop - other.start)
@@ -133,8 +133,13 @@ def test_of_many_validation_rows_a_part_is_enough(plain, monkeypatch):
     assert part.every == 3
     assert part.products.shape[1] == len(range(0, len(search.task.valid), 3))
     assert ("pair_1_a", "pair_1_b") in part.pairs
-    x, _ = Values(search, model).of(search.task.valid.between(0, len(search.task.valid), 100))
-    sampled, _ = Values(search, model).of(
-        search.task.valid.between(0, len(search.task.valid), 100), every=3
-    )
-    assert torch.equal(sampled, x[::3])
+
+
+@pytest.mark.parametrize("scale", [1e-3, 1e3])
+def test_pairs_are_found_whatever_the_size_of_values(plain, scale, monkeypatch):
+    search, model = plain
+    inputs = model.inputs.forward
+    net = model.net.forward
+    monkeypatch.setattr(model.inputs, "forward", lambda *batch: scale * inputs(*batch) + scale)
+    monkeypatch.setattr(model.net, "forward", lambda x: net((x - scale) / scale))
+    assert len(Interactions(search, model).pairs) == 2

@@ -18,7 +18,7 @@ from .leap import LeAP
 from .price_path import PathOptimizer
 from .price_schedule import PriceSchedule
 from .relative_costs import PriceBy, relative_costs
-from .unlearned_pairs import UnlearnedPairs
+from .unlearned_pairs import Pair, UnlearnedPairs
 from .worth_estimate import combined, with_model_before
 
 STEPS = 1300  # of the model in which the price rises through all scales, without waiting
@@ -81,15 +81,15 @@ class PathTrainer(BaseTrainer):
         super().__init__(model, gates)
         self.steps = steps
         self.batches = batches
-        self.costs = relative_costs(gates.known_fields(), price_by)
-        self.rate = TRAVEL * EVERY / steps
-        self.optimizer = PathOptimizer(gates, lr=self.rate, optimism=optimism, costs=self.costs)
+        costs = relative_costs(gates.known_fields(), price_by)
+        rate = TRAVEL * EVERY / steps
+        self.optimizer = PathOptimizer(gates, lr=rate, optimism=optimism, costs=costs)
+        self.costs = self.optimizer.costs
         self.schedule = PriceSchedule(steps)
         self.is_complete = False  # whether the last gate is measured, too
         self.closings: list[Closing] = []
         self.points: list[PathPoint] = []
         self.gates_at_best: dict[str, float] = {}
-        self.copies: dict[str, str] = {}  # fields that another one stands for
         self.pairs = UnlearnedPairs(self.optimizer.costs)
         self.before: dict[str, Worth] = {}
         self._train: Tensor | None = None  # (G,) sum of the train gradients since the last step
@@ -139,7 +139,7 @@ class PathTrainer(BaseTrainer):
     def _close_gates(self) -> None:
         for gate in self.optimizer.ready_to_close():
             self.optimizer.measure_rest(gate)
-            if self._is_last():
+            if int(self.optimizer.is_open.sum()) == 1:  # the last one stays open
                 self.is_complete = True
                 return
             self._close(gate)
@@ -149,10 +149,6 @@ class PathTrainer(BaseTrainer):
         self.optimizer.close(gate)
         self.optimizer.unlearned = self.pairs.by_gate(self.optimizer.is_open)
         self.closings.append(Closing(gate, self.done, self.price))
-
-    def _is_last(self) -> bool:
-        """Return whether a single gate is left, which stays open."""
-        return int(self.optimizer.is_open.sum()) == 1
 
     @property
     def price(self) -> float:
@@ -191,9 +187,11 @@ class PathTrainer(BaseTrainer):
             gains: What each pair would still gain, (P,), in the unit of the loss.
         """
         number = self._gate_numbers()
-        found = {}
+        found: dict[Pair, float] = {}
         for (one, other), gain in zip(pairs, gains.tolist(), strict=True):
-            found[number[one], number[other]] = gain
+            gates = (number[one], number[other])
+            if gates[0] != gates[1]:  # fields of one group close together
+                found[gates] = max(gain, found.get(gates, 0.0))
         self.pairs.note(found)
         self.optimizer.unlearned = self.pairs.by_gate(self.optimizer.is_open)
         self.schedule.wait_for_pairs(self.pairs.open_gains(self.optimizer.is_open))
@@ -215,7 +213,6 @@ class PathTrainer(BaseTrainer):
         number = self._gate_numbers()
         for name in copies:
             self._close(number[name])
-        self.copies = dict(copies)
 
     # What has been found
 
@@ -361,7 +358,7 @@ class PathTrainer(BaseTrainer):
             "closings": [[one.gate, one.step, one.price] for one in self.closings],
             "points": Path("", {}, tuple(self.points)).to_json()["points"],
             "gates_at_best": dict(self.gates_at_best),
-            "copies": dict(self.copies),
+            "before": {name: [one.nats, one.low, one.high] for name, one in self.before.items()},
             "pairs": self.pairs.state_dict(),
             "train": None if self._train is None else ranks.full(self._train),
         }
@@ -387,7 +384,7 @@ class PathTrainer(BaseTrainer):
         self.closings = closings
         self.points = list(points)
         self.gates_at_best = dict(state["gates_at_best"])
-        self.copies = dict(state["copies"])
+        self.before = {name: Worth(*values) for name, values in state["before"].items()}
         self.pairs.load_state_dict(state["pairs"])
         self.optimizer.unlearned = self.pairs.by_gate(self.optimizer.is_open)
         self._train = self._laid_out(state["train"])

@@ -152,9 +152,19 @@ class PathOptimizer(Optimizer):
     def close(self, gate: int) -> None:
         """Close a gate for good, after `measure_rest`."""
         self.tensors["is_open"][gate] = 0.0
+        self.tensors["moved"][gate] = 0.0
         logits = self.logits()
         logits[gate] = CLOSED
         self._write(logits)
+
+    def forget(self, chosen: Tensor) -> None:
+        """Clear the averages of gates that were reset from outside.
+
+        Args:
+            chosen: For each gate whether it was reset, (G,).
+        """
+        for name in ("slope", "square", "moved"):
+            self.tensors[name].masked_fill_(chosen, 0.0)
 
     @torch.no_grad()
     def measure_rest(self, gate: int) -> None:
@@ -249,6 +259,9 @@ class PathOptimizer(Optimizer):
     def _measure(self, slope: Tensor, square: Tensor) -> None:
         """Add the last move of each gate times the fresh slope of the loss to its worth."""
         moved = self.tensors["moved"]
+        has_moved = moved != 0  # a closed gate has no slope, by which the square was divided
+        slope = torch.where(has_moved, slope, 0.0)
+        square = torch.where(has_moved, square, 0.0)
         self.tensors["worth"] += slope * moved
         self.tensors["variance"] += square * moved.square()
         self.tensors["distance"] += square.sqrt() * moved

@@ -10,10 +10,13 @@ from ..models import Ranker
 from ..selection import Substitute, Worth
 from ..selection.path import NORMAL_95
 from .base import Search
+from .sample import chunks, evenly_spaced
 from .shark import mean_input
 from .shuffled import SplitNet, rows_at_once
 
-ROWS = 1 << 15  # validation rows that contributions are computed for, at most
+ROWS = 1 << 15  # validation rows that contributions are computed for, at most,
+NUMBERS = 1 << 26  # with so many numbers in their input: wide inputs take fewer rows,
+SLOW_ROWS = 1 << 12  # and for networks that have to see the complete input again for each field
 ALIKE = 0.4  # the correlation of two contributions from which fields are substitutes
 
 
@@ -57,16 +60,14 @@ def contributions(search: Search, model: Ranker) -> Contributions:
     task = search.task
     mean = mean_input(search, model)  # (D,)
     net = SplitNet(model.net, task.fields.dims)
+    most = SLOW_ROWS if net.others else ROWS
+    sample = evenly_spaced(task.valid, max(2, min(most, NUMBERS // task.fields.dims)))
     size = rows_at_once(task.fields.dims + len(net.bias))
-    every = max(1, -(-len(task.valid) // ROWS))
     changes = []
     rises = []
-    start = 0
-    for batch in task.valid.between(0, len(task.valid), size):
-        rows = torch.arange(-start % every, len(batch), every)
-        start += len(batch)
-        label = batch.label[rows]
-        x = model.inputs(*batch.inputs)[rows]  # (B, D)
+    for batch in chunks(sample, size):
+        label = batch.label
+        x = model.inputs(*batch.inputs)  # (B, D)
         z = x @ net.weight.T + net.bias  # (B, H)
         output = net.finish(z, x)
         loss = task.objective.row_losses(output, label)
@@ -90,7 +91,7 @@ def contributions(search: Search, model: Ranker) -> Contributions:
 
 
 def alike(changes: Tensor, names: Sequence[str]) -> list[tuple[str, str]]:
-    """Return the pairs of fields whose contributions to the outputs are correlated.
+    """Return the pairs of fields whose contributions to the outputs are correlated, most first.
 
     Args:
         changes: The change of each row's output by each field, (F, N).
@@ -99,7 +100,9 @@ def alike(changes: Tensor, names: Sequence[str]) -> list[tuple[str, str]]:
     if len(names) < 2:
         return []
     correlation = torch.corrcoef(changes.double()).nan_to_num(0.0)
-    pairs = (correlation.abs() > ALIKE).triu(1).nonzero().tolist()
+    size = correlation.abs()
+    pairs = (size > ALIKE).triu(1).nonzero().tolist()
+    pairs.sort(key=lambda pair: -float(size[pair[0], pair[1]]))
     return [(names[one], names[other]) for one, other in pairs]
 
 

@@ -8,10 +8,12 @@ from torch import Tensor
 from ..fields import Fields
 from ..models import FieldInputs, Ranker
 from .base import Search
+from .sample import evenly_spaced
 from .shuffled import reader_of
 
 ROWS = 1 << 15  # validation rows that two fields are compared on, at most
 NUMBERS = 1 << 23  # of the values of one field, at most: wide fields take fewer rows
+CANDIDATES = 500  # pairs that are compared, at most
 SAME = 0.98  # of the variation of each field that the other one must determine
 REPEATS = 100  # rows with an id that other rows have too, below which ids cannot be compared
 RIDGE = 1e-3  # of the mean variance of a column
@@ -29,32 +31,34 @@ def equivalents(
     Args:
         search: The search whose validation rows are compared.
         model: A trained model, by whose tables ids are told apart.
-        candidates: The pairs of names to compare.
+        candidates: The pairs of names to compare; of very many, the first ones are.
     """
     fields = search.task.fields
-    values: dict[str, Tensor] = {}
     stands_for = {name: name for name in fields.names}
-    for pair in candidates:
-        for name in pair:
-            if name not in values:
-                values[name] = values_of(search, model, name)
-        one, other = pair
-        if _is_alone(fields, pair) and are_equivalent(
-            values[one], values[other], ids=_both_are_ids(model, fields, pair)
-        ):
+    for one, other in candidates[:CANDIDATES]:
+        if not _is_alone(fields, (one, other)):
+            continue
+        widest = max(fields[one].width, fields[other].width)
+        count = max(2, min(ROWS, NUMBERS // widest))
+        first = values_of(search, model, one, count)
+        second = values_of(search, model, other, count)
+        if are_equivalent(first, second, ids=_both_are_ids(model, fields, (one, other))):
             _join(stands_for, one, other)
     return _dropped(fields, stands_for)
 
 
 @torch.no_grad()
-def values_of(search: Search, model: Ranker, name: str) -> Tensor:
-    """Return the values of a field in evenly spaced validation rows, (N, width)."""
+def values_of(search: Search, model: Ranker, name: str, count: int) -> Tensor:
+    """Return the values of a field in evenly spaced validation rows, (N, width).
+
+    Args:
+        search: The search.
+        model: A trained model, whose tables have the values of ids.
+        name: The name of the field.
+        count: How many rows are taken at most.
+    """
     assert isinstance(model.inputs, FieldInputs)
-    rows = search.task.only([name]).valid
-    width = search.task.fields[name].width
-    count = max(2, min(ROWS, len(rows), NUMBERS // width))
-    chosen = torch.arange(count) * len(rows) // count
-    batch = rows.all().take(chosen)
+    batch = evenly_spaced(search.task.only([name]).valid, count)
     reader = reader_of(model.inputs, search.task.fields.names.index(name))
     found: Tensor = reader(*batch.inputs)
     return found
@@ -75,10 +79,7 @@ def are_equivalent(one: Tensor, other: Tensor, *, ids: bool) -> bool:
         ids: Whether both are ids, of which only equality counts.
     """
     share = determined_ids if ids else determined_numbers
-    count = min(len(one), len(other))
-    first = one[:: len(one) // count][:count]
-    second = other[:: len(other) // count][:count]
-    return share(first, second) >= SAME and share(second, first) >= SAME
+    return share(one, other) >= SAME and share(other, one) >= SAME
 
 
 def determined_numbers(given: Tensor, target: Tensor) -> float:
@@ -178,14 +179,8 @@ def _dropped(fields: Fields, stands_for: Mapping[str, str]) -> dict[str, str]:
         groups.setdefault(representative, []).append(name)
     found = {}
     for names in groups.values():
-        stays = min(names, key=lambda name: (not fields[name].protected, _cost(fields, name)))
+        stays = min(names, key=lambda name: (not fields[name].protected, fields[name].cost or 0))
         for name in names:
             if name != stays and not fields[name].protected:
                 found[name] = stays
     return found
-
-
-def _cost(fields: Fields, name: str) -> float:
-    """Return the cost of a field, or its width where no cost is known."""
-    cost = fields[name].cost
-    return float(fields[name].width) if cost is None else cost

@@ -1,7 +1,6 @@
 """Pairs of fields whose product says something that a trained model has not learned yet."""
 
 import math
-from collections.abc import Iterable
 
 import torch
 from torch import Tensor
@@ -10,6 +9,7 @@ from ..data.task import Batch
 from ..models import Ranker
 from ..objectives import Objective
 from .base import Search
+from .sample import chunks, evenly_spaced, spacing
 from .shuffled import rows_at_once
 
 TRAIN_ROWS = 1 << 15  # in which pairs are looked for, at most
@@ -31,8 +31,8 @@ class Interactions:
     r x_i x_j' over train rows and z = x_i' M x_j, the t-value of the mean of r z over validation
     rows is a score test, and t^2 / (2 N) is the fall of the loss that a first step along z brings.
 
-    Wide fields are projected to eight random directions, so that a pair of two wide fields may be
-    missed.
+    Wide fields are projected to eight random directions, fewer with more than 256 fields, so that a
+    pair of two wide fields may be missed.
 
     Args:
         search: The search.
@@ -46,7 +46,7 @@ class Interactions:
     def __init__(self, search: Search, model: Ranker) -> None:
         self.objective = search.task.objective
         valid = search.task.valid
-        self.every = max(1, -(-len(valid) // VALID_ROWS))
+        self.every = spacing(valid, VALID_ROWS)
         self.label = valid.label[:: self.every]
         self.pairs: list[tuple[str, str]] = []
         self.products = torch.zeros(0, len(self.label))
@@ -56,7 +56,7 @@ class Interactions:
         values = Values(search, model)
         moments = values.x.T @ (values.residual[:, None] * values.x) / len(values.x)  # (C, C)
         candidates = suspicious(moments, values)
-        x, outputs = values.of(valid.between(0, len(valid), values.size), every=self.every)
+        x, outputs = values.of(evenly_spaced(valid, VALID_ROWS))
         names = search.task.fields.names
         products = []
         for one, other in candidates:
@@ -77,6 +77,8 @@ class Interactions:
         Args:
             outputs: The raw outputs of a model for all validation rows, (N_valid,).
         """
+        if not self.pairs:
+            return torch.zeros(0)
         t = self._t_values(outputs[:: self.every]).clamp_min(0)
         return ((t.square() - 1) / (2 * max(1, len(self.label)))).clamp_min(0)
 
@@ -117,14 +119,10 @@ class Values:
             stop = start + min(width, most)
             self.columns.append(slice(start, stop))
             start = stop
-        self.mean = torch.zeros(start)
-        self.spread = torch.ones(start)
         count = min(TRAIN_ROWS, len(task.train))
         batches = task.train.batches(count, shuffle=True, seed=search.seed)
         batch = next(iter(batches))
-        starts = range(0, count, self.size)
-        parts = [batch.take(torch.arange(start, min(count, start + self.size))) for start in starts]
-        x, outputs = self.of(parts)
+        x, outputs = self._projected(batch)
         self.mean = x.mean(0)
         deviation = x.std(0)
         is_constant = deviation <= 1e-6 * (self.mean.abs() + 1e-6)
@@ -132,30 +130,28 @@ class Values:
         self.x = self._standardised(x)
         self.residual = residual(task.objective, outputs, batch.label)
 
-    @torch.no_grad()
-    def of(self, batches: Iterable[Batch], *, every: int = 1) -> tuple[Tensor, Tensor]:
-        """Return the values, (N, C), and the model's outputs, (N,), of some rows.
+    def of(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Return the values of other rows, (N, C), and the model's outputs, (N,).
 
         Args:
-            batches: The rows.
-            every: Takes one row in so many.
+            batch: The rows.
         """
+        x, outputs = self._projected(batch)
+        return self._standardised(x), outputs
+
+    @torch.no_grad()
+    def _projected(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Return the projected values, (N, C), and the outputs, (N,)."""
         found = []
         outputs = []
-        before = 0
-        for batch in batches:
-            rows = torch.arange(-before % every, len(batch), every)
-            before += len(batch)
-            x = self.model.inputs(*batch.inputs)[rows]
+        for part in chunks(batch, self.size):
+            x = self.model.inputs(*part.inputs)
             outputs.append(self.model.net(x).reshape(-1).float())
-            found.append(self._projected(x.float()))
-        return self._standardised(torch.cat(found)), torch.cat(outputs)
-
-    def _projected(self, x: Tensor) -> Tensor:
-        parts = list(torch.split(x, self.widths, dim=1))
-        for place, directions in self.directions.items():
-            parts[place] = parts[place] @ directions
-        return torch.cat(parts, dim=1)
+            columns = list(torch.split(x.float(), self.widths, dim=1))
+            for place, directions in self.directions.items():
+                columns[place] = columns[place] @ directions
+            found.append(torch.cat(columns, dim=1))
+        return torch.cat(found), torch.cat(outputs)
 
     def _standardised(self, x: Tensor) -> Tensor:
         return ((x - self.mean) / self.spread).clamp(-EXTREME, EXTREME)

@@ -190,8 +190,8 @@ class PathSteps(Hook):
         self.trainer.schedule.begin(loss)
         self._measure_means(model)
         self._add_point(model, outputs, loss)
-        self.trainer.note_unlearned(self.interactions.pairs, self.interactions.gains(outputs))
         self.trainer.close_copies(copies)
+        self.trainer.note_unlearned(self.interactions.pairs, self.interactions.gains(outputs))
 
     @torch.no_grad()
     def _measure_means(self, model: nn.Module) -> None:
@@ -251,6 +251,8 @@ class PathSteps(Hook):
 
     def finished(self, run: Run) -> str:
         """Return whether the path has ended, as the reason to stop."""
+        if self.trainer.schedule.is_over:
+            return "the price is above any worth"
         if self.trainer.is_finished:
             return "all fields but the last are closed"
         return ""

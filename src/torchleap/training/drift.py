@@ -20,6 +20,7 @@ from torch.optim import Optimizer
 from .._common.checks import check_arguments, number, whole
 from .._common.states import check_tensors
 from ..distributed import ranks
+from ..gates.price_path import PathOptimizer
 from ..plugin import Plugin
 from .hook import Hook, Run
 
@@ -313,6 +314,8 @@ class Drift(Hook):
         ranks.own_part(theta).masked_fill_(own, self._gates.settings.init)
         if self._optimizer is None:
             return
+        if isinstance(self._optimizer, PathOptimizer):
+            self._optimizer.forget(chosen)
         for value in self._optimizer.state[theta].values():
             if isinstance(value, Tensor) and value.shape == theta.shape:
                 ranks.own_part(value).masked_fill_(own, 0)
