@@ -33,21 +33,27 @@ class Contributions(NamedTuple):
     rises: Tensor
     errors: Tensor
 
-    def worth(self, names: Sequence[str]) -> dict[str, Worth]:
-        """Return the rise of the loss without each field, with its 95 % interval.
+    def worth(self, names: Sequence[str], *, on_train: Tensor, optimism: float) -> dict[str, Worth]:
+        """Return the rise of the loss without each field, corrected for memorised fields.
+
+        A model relies on a field that it has memorised, so that its loss rises without it, but on
+        train rows by far more than on others.
 
         Args:
             names: The names of the fields.
+            on_train: The rise of the loss on train rows, (F,).
+            optimism: How much it counts against a field that it helps there more than here.
         """
+        corrected = self.rises - optimism * (on_train - self.rises)
+        halves = (NORMAL_95 * self.errors).tolist()
         found = {}
-        for name, rise, error in zip(names, self.rises.tolist(), self.errors.tolist(), strict=True):
-            half = NORMAL_95 * error
+        for name, rise, half in zip(names, corrected.tolist(), halves, strict=True):
             found[name] = Worth(rise, rise - half, rise + half)
         return found
 
 
 @torch.no_grad()
-def contributions(search: Search, model: Ranker) -> Contributions:
+def contributions(search: Search, model: Ranker, *, on_train: bool = False) -> Contributions:
     """Return how the outputs and the loss change when each field is replaced by its mean.
 
     Behind a linear layer, z = W x + b, a field changes z by W_i (mean_i - x_i), so that a field
@@ -56,12 +62,18 @@ def contributions(search: Search, model: Ranker) -> Contributions:
     Args:
         search: The search whose validation rows are used, evenly spaced ones if there are many.
         model: A trained model without gates, which is left in eval mode.
+        on_train: Whether random train rows are used instead.
     """
     task = search.task
     mean = mean_input(search, model)  # (D,)
     net = SplitNet(model.net, task.fields.dims)
     most = SLOW_ROWS if net.others else ROWS
-    sample = evenly_spaced(task.valid, max(2, min(most, NUMBERS // task.fields.dims)))
+    most = max(2, min(most, NUMBERS // task.fields.dims))
+    if on_train:
+        count = min(most, len(task.train))
+        sample = next(iter(task.train.batches(count, shuffle=True, seed=search.seed)))
+    else:
+        sample = evenly_spaced(task.valid, most)
     size = rows_at_once(task.fields.dims + len(net.bias))
     changes = []
     rises = []
@@ -107,13 +119,13 @@ def alike(changes: Tensor, names: Sequence[str]) -> list[tuple[str, str]]:
 
 
 def substitutes_of(
-    pairs: Sequence[tuple[str, str]], before: Mapping[str, Worth], worth: Mapping[str, Worth]
+    pairs: Sequence[tuple[str, str]], rises: Mapping[str, float], worth: Mapping[str, Worth]
 ) -> tuple[Substitute, ...]:
     """Return the pairs of fields of which one took over when the other one closed.
 
     Args:
         pairs: The pairs whose contributions are alike in the model of all fields.
-        before: The rise of that model's loss without each field.
+        rises: The rise of that model's loss without each field.
         worth: The worth of each field on the path.
     """
     found = []
@@ -121,5 +133,5 @@ def substitutes_of(
         first, last = sorted(pair, key=lambda name: worth[name].nats)
         after = worth[last].nats
         if after > 0:
-            found.append(Substitute(first, last, before[last].nats, after))
+            found.append(Substitute(first, last, rises[last], after))
     return tuple(sorted(found, key=lambda pair: pair.before - pair.after))

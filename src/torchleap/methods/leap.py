@@ -26,7 +26,6 @@ from .path_points import PathMetric, headline_of
 EVALUATIONS = 15  # in the steps of the path, without waiting
 FRACTION = 0.6  # of the steps of the training before, in which the price rises,
 LEAST = 480  # but at least so many: with fewer, gates cannot tell signal from noise
-EPOCH_PARTS = 4  # of a long epoch, one of which is enough for the price to rise
 HELD_OUT = 512  # validation rows per step of the gates, at least
 MEASURED = 32  # batches of train rows from which the gates know the means of fields
 LONGEST = 6  # times the steps of the path after which it ends in any case
@@ -51,7 +50,7 @@ class LeAPMethod(GateMethod):
         slowness: How much slower than usual the price rises: 2 takes about twice the steps.
         steps: The steps in which the price rises through all scales; waiting adds to them. None
             is three fifths of the steps of the ordinary training, but at least 480, and at most
-            1,300, or a quarter of an epoch if that is more, times the slowness.
+            1,300, or an epoch if that is more, times the slowness.
     """
 
     measures_worth: ClassVar[bool] = True
@@ -82,8 +81,8 @@ class LeAPMethod(GateMethod):
         hook = PathSteps(trainer, search, Interactions(search, plain))
         names = search.task.fields.names
         alone = contributions(search, plain)
-        before = alone.worth(names)
-        trainer.note_before(before)
+        on_train = contributions(search, plain, on_train=True).rises
+        trainer.note_before(alone.worth(names, on_train=on_train, optimism=self.optimism))
         pairs = alike(alone.changes, names)
         hook.begin(model, copies=equivalents(search, plain, pairs))
         settings = path_training(search.training, steps, limit)
@@ -95,7 +94,7 @@ class LeAPMethod(GateMethod):
             optimizers=continued(plain_run.optimizers, model, settings, except_for=others),
         )
         metric = headline_of(search)
-        substitutes = substitutes_of(pairs, before, trainer.worth())
+        substitutes = substitutes_of(pairs, search.by_field(alone.rises), trainer.worth())
         search.path = trainer.path(metric.name, substitutes)
         search.snapshots = hook.snapshots
         return trainer.scores()
@@ -104,14 +103,16 @@ class LeAPMethod(GateMethod):
 def suited_steps(search: Search, trained: int) -> int:
     """Return the steps in which the price rises.
 
-    They are three fifths of those of the training before, but at least 480, and at most 1,300, or a
-    quarter of an epoch if that is more.
+    They are three fifths of those of the training before, but at least 480, and at most 1,300, or
+    an epoch if that is more.
 
     Args:
         search: The search.
         trained: The steps of the training before.
     """
-    most = max(STEPS, search.steps_per_epoch // EPOCH_PARTS)
+    most = max(
+        STEPS, search.steps_per_epoch
+    )  # a memorised field shows only in rows that come again
     return max(LEAST, min(most, round(FRACTION * trained)))
 
 
