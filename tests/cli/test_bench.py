@@ -462,7 +462,7 @@ def test_ctrl_c_ends_all_processes_and_begins_no_more_trials(place):
     ):
         time.sleep(0.02)
     os.killpg(process.pid, signal.SIGINT)  # a terminal sends it to all of them
-    assert process.wait(120) == 130
+    assert process.wait(60) == 130
     before = store.read_bytes()
     assert 1 <= before.count(b"\n") < 20  # of the grid's searches and trainings
     assert soon(lambda: not lives(process.pid))  # no worker is left

@@ -30,7 +30,7 @@ def equivalents(
 
     Args:
         search: The search whose validation rows are compared.
-        model: A trained model, by whose tables ids are told apart.
+        model: A trained model, by whose tables ids are distinguished.
         candidates: The pairs of names to compare; of very many, the first ones are.
     """
     fields = search.task.fields

@@ -2,6 +2,7 @@
 
 import torch
 
+from ..data.batches import joined
 from ..data.task import Batch, Rows
 
 CHUNK = 1 << 16  # rows that are read at a time
@@ -30,13 +31,7 @@ def evenly_spaced(rows: Rows, most: int) -> Batch:
     for batch in rows.between(0, len(rows), CHUNK):
         found.append(batch.take(torch.arange(len(batch))[-start % every :: every]))
         start += len(batch)
-    groups = [batch.group for batch in found if batch.group is not None]
-    return Batch(
-        torch.cat([batch.ids for batch in found]),
-        torch.cat([batch.numbers for batch in found]),
-        torch.cat([batch.label for batch in found]),
-        torch.cat(groups) if groups else None,
-    )
+    return joined(found)
 
 
 def chunks(batch: Batch, size: int) -> list[Batch]:
