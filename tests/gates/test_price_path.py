@@ -12,7 +12,6 @@ import torchleap as tl
 from torchleap._common.states import StateError
 from torchleap.gates import closings, price_path
 from torchleap.gates.relative_costs import relative_costs
-from torchleap.selection import Worth
 
 WEIGHTS = (1.0, 0.5, 0.0)  # of three fields: dropping one costs the square of its weight
 NOISE = 0.3
@@ -92,7 +91,7 @@ def slow_step(path, gradient, on_train):
         slope = g * (1 - g) / 0.2
         price = path.price * path.costs[gate].item()
         error = price_path.NOISE * math.sqrt(square)
-        if path.is_waiting or price <= 2 * path.unlearned[gate].item():
+        if path.is_waiting:
             clear = max(0.0, abs(mean) / error - price_path.CLEARLY)
             speed = math.copysign(clear, mean)
         else:
@@ -100,8 +99,6 @@ def slow_step(path, gradient, on_train):
             beyond = max(0.0, abs(mean + push) - price_path.UNCLEAR * error)
             speed = math.copysign(beyond, mean + push) / (error + push)
         speed = min(price_path.HARMFUL, max(-1.0, speed))
-        if price <= 2 * path.unlearned[gate].item():
-            speed -= price_path.RETURNS
         moved = logit - path.param_groups[0]["lr"] * speed
         logits.append(min(price_path.OPEN, max(price_path.LOWEST, moved)))
         last_move = path.tensors["moved"][gate].item()
@@ -116,7 +113,6 @@ def test_a_step_is_that_of_the_equations():
         plugin.gates.double()
         costs = torch.tensor([0.5, 1.0, 1.5])
         path = price_path.PathOptimizer(plugin.gates, lr=0.7, optimism=0.25, costs=costs)
-        path.unlearned = torch.tensor([0.0, 0.1, 0.0])
         generator = torch.Generator().manual_seed(1)
         for number in range(12):
             path.price = 1e-3 * 2**number
@@ -239,35 +235,18 @@ def test_a_state_of_other_gates_is_refused():
         loop.trainer.load_state_dict({**state, "steps": -1})
 
 
-def test_fields_of_a_pair_that_is_not_learned_stay_open_until_the_price_is_twice_its_gain():
-    loop = Loop(steps=800)
-    loop.step()
-    trainer = loop.trainer
-    trainer.note_unlearned([("weak", "noise")], torch.tensor([0.3]))
-    trainer.schedule.pair_is_due = False
-    while not trainer.closings:
-        loop.step()
-    assert trainer.closings[0].gate == 2
-    assert trainer.price > 2 * 0.3
-    assert trainer.pairs.credit.tolist() == pytest.approx([0.0, 0.15, 0.15])
-    assert trainer.worth()["noise"].nats == pytest.approx(0.15, rel=0.1)
-    assert trainer.optimizer.unlearned.tolist() == [0.0, 0.0, 0.0]
-
-
-def test_the_price_waits_for_a_pair_and_a_state_keeps_it():
+def test_the_price_waits_while_the_loss_falls_and_a_state_keeps_it():
     loop = Loop(steps=200)
     loop.step()
     trainer = loop.trainer
-    trainer.schedule.risen = 3.0
-    trainer.note_unlearned([("strong", "weak")], torch.tensor([trainer.price]))
+    trainer.evaluated(torch.full((100,), 0.5))
+    trainer.evaluated(torch.full((100,), 0.4))
     assert trainer.schedule.is_waiting
     price = trainer.price
     loop.step()
     assert trainer.price == price
     other = Loop(steps=200)
     other.trainer.load_state_dict(copy.deepcopy(trainer.state_dict()))
-    assert other.trainer.optimizer.unlearned.tolist() == trainer.optimizer.unlearned.tolist()
-    assert other.trainer.optimizer.unlearned[0] > 0
     assert other.trainer.schedule.is_waiting
     assert "waiting" in repr(other.trainer)
 
@@ -352,25 +331,6 @@ def test_a_gate_step_on_the_models_own_batch_needs_no_held_out_rows():
     assert "of 3 open" in repr(loop.trainer)
 
 
-def test_a_copy_has_no_part_in_a_pair_and_fields_of_a_group_are_none():
-    loop = Loop(steps=200)
-    loop.step()
-    trainer = loop.trainer
-    trainer.close_copies({"noise": "weak"})
-    pairs = [("strong", "weak"), ("strong", "noise"), ("strong", "weak")]
-    trainer.note_unlearned(pairs, torch.tensor([0.2, 0.4, 0.1]))
-    assert trainer.optimizer.unlearned.tolist() == pytest.approx([0.2, 0.2, 0.0])
-    assert trainer.pairs.credit.tolist() == [0.0, 0.0, 0.0]
-    fields = [
-        tl.Field("strong", 1, group="g"),
-        tl.Field("weak", 1, group="g"),
-        tl.Field("noise", 1),
-    ]
-    grouped = Loop(fields, steps=200).trainer
-    grouped.note_unlearned([("strong", "weak")], torch.tensor([0.2]))
-    assert grouped.pairs.gains == {}
-
-
 def test_closed_gates_keep_their_worth_whatever_the_size_of_the_loss():
     _, plugin = attached()
     path = price_path.PathOptimizer(plugin.gates, lr=0.5, optimism=0.0)
@@ -387,13 +347,3 @@ def test_closed_gates_keep_their_worth_whatever_the_size_of_the_loss():
     path.forget(torch.tensor([True, False, False]))
     assert path.tensors["slope"][0] == path.tensors["square"][0] == 0
     assert path.tensors["slope"][2] != 0
-
-
-def test_a_state_keeps_what_masking_cost_before():
-    loop = Loop(steps=200)
-    loop.step()
-    before = {name: Worth(0.1, 0.0, 0.2) for name in loop.plugin.fields.names}
-    loop.trainer.note_before(before)
-    other = Loop(steps=200)
-    other.trainer.load_state_dict(copy.deepcopy(loop.trainer.state_dict()))
-    assert other.trainer.before == before

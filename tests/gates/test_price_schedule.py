@@ -95,49 +95,19 @@ def test_it_does_not_wait_for_ever():
     assert steps == price_schedule.WAITS * 100 == schedule.waited
     schedule.evaluated(losses(0.3))
     assert not schedule.is_waiting
-    schedule.risen = 2.0  # a price of 0.005
-    gain = 0.04
-    while schedule.waited_for_pairs < price_schedule.PAIR_WAITS * 100:
-        schedule.wait_for_pairs(torch.tensor([gain]))
-        assert schedule.is_waiting
-        schedule.step(MOVING)
-        gain *= 0.97  # it is being learned
-        if gain < 0.02:
-            gain = 0.04
-    schedule.wait_for_pairs(torch.tensor([gain]))
-    assert not schedule.is_waiting
-    steps += schedule.waited_for_pairs
-    assert steps == (price_schedule.WAITS + price_schedule.PAIR_WAITS) * 100 == schedule.waited
 
 
-def test_it_does_not_wait_for_a_pair_of_which_nothing_is_learned():
+def test_the_price_rises_to_twice_the_worth_of_the_least_valuable_tenth():
     schedule = begun()
-    schedule.risen = 2.0  # a price of 0.005
-    for number in range(2 * price_schedule.PAIR_PATIENCE):
-        schedule.wait_for_pairs(torch.tensor([0.04]))
-        assert schedule.is_waiting is (number < price_schedule.PAIR_PATIENCE)
-    schedule.wait_for_pairs(torch.tensor([0.03]))
-    assert schedule.is_waiting, "some of it is learned"
-
-
-@pytest.mark.parametrize(
-    ("gains", "waits"),
-    [
-        ([], False),
-        ([0.01], True),
-        ([0.0024], False),  # half a percent of the loss is 0.0025
-        ([0.06], False),  # the price of 0.005 is far below
-        ([0.0026, 0.06], False),  # beyond twice its gain, the price does not wait for a pair
-        ([0.06, 0.01], True),
-    ],
-)
-def test_it_waits_for_a_pair_that_matters_when_it_comes_near(gains, waits):
-    schedule = begun()
-    schedule.risen = 2.0  # a price of 0.005
-    if gains == [0.0026, 0.06]:
-        schedule.risen = 2.02
-    schedule.wait_for_pairs(torch.tensor(gains))
-    assert schedule.is_waiting is waits
+    worth = torch.linspace(0.01, 0.3, 30)[torch.randperm(30)]
+    schedule.let_close(worth)
+    assert schedule.price == pytest.approx(2 * 0.03, rel=2e-3)
+    assert int((schedule.price > 2 * worth).sum()) == 3
+    schedule.let_close(worth[:5] / 100)
+    assert schedule.price == pytest.approx(2 * 0.03, rel=2e-3), "it never falls"
+    schedule.let_close(torch.tensor([-0.1, 0.2]))
+    schedule.let_close(torch.zeros(0))
+    assert schedule.price == pytest.approx(2 * 0.03, rel=2e-3)
 
 
 def test_a_state_is_restored():

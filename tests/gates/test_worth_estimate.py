@@ -3,11 +3,10 @@
 from itertools import pairwise
 
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torchleap.gates.worth_estimate import combined, rising, with_model_before
+from torchleap.gates.worth_estimate import combined, rising
 
 numbers = st.floats(-5, 5, allow_nan=False)
 
@@ -50,14 +49,3 @@ def test_fields_of_the_same_worth_rank_by_the_time_at_which_they_closed():
     found = combined([0.0, 0.0, 0.0], [0.0, 0.0, 0.0])
     assert found == sorted(set(found))
     assert combined([], []) == []
-
-
-def test_the_model_before_counts_where_the_path_cannot_tell_a_worth_from_zero():
-    worth = torch.tensor([0.5, 0.001, 0.0, 0.015])
-    errors = torch.tensor([0.01, 0.01, 0.0, 0.003])
-    before = torch.tensor([0.9, -0.004, 0.3, 0.0])
-    found = with_model_before(worth, errors, before, torch.tensor([0.01, 0.001, 0.01, 1e-5]))
-    assert found[0] == pytest.approx(0.5, abs=0.001), "it is measured"
-    assert found[1] == pytest.approx(-0.003, abs=0.001), "it is in the noise"
-    assert found[2] == pytest.approx(0.0, abs=1e-9), "a copy was closed at once"
-    assert found[3] == pytest.approx(0.0145, abs=0.0005), "a pair was learned on the path"

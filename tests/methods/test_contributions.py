@@ -10,7 +10,9 @@ from tests.methods.tasks import QUICK
 from tests.methods.test_masking import by_a_full_pass
 from torchleap import models
 from torchleap.methods import Search, contributions, sample
-from torchleap.methods.contributions import alike, substitutes_of
+from torchleap.methods.contributions import Samples, affordable_rows, alike, substitutes_of
+from torchleap.methods.interactions import Interactions
+from torchleap.methods.worth_meter import WorthMeter
 from torchleap.selection import Worth
 from torchleap.training.fit import Training
 
@@ -20,29 +22,51 @@ def test_contributions_are_those_of_full_passes(mixed, backbone, monkeypatch):
     monkeypatch.setattr(contributions, "rows_at_once", lambda width: 37)
     search = Search(mixed, models.benchmark(backbone), QUICK)
     model = search.fit_plain()
-    found = contributions.contributions(search, model)
+    masks = [(name,) for name in mixed.fields.names] + [mixed.fields.names[1:3]]
+    found = contributions.contributions(search, model, mixed.valid.all(), masks=masks)
     label = mixed.valid.label
     complete = by_a_full_pass(model, mixed, [])
-    worth = found.worth(mixed.fields.names, on_train=found.rises, optimism=0.25)
-    for place, name in enumerate(mixed.fields.names):
-        masked = by_a_full_pass(model, mixed, [name])
+    for place, mask in enumerate(masks):
+        masked = by_a_full_pass(model, mixed, mask)
         assert torch.allclose(found.changes[place], complete - masked, atol=1e-5)
         rows = mixed.objective.row_losses(masked, label) - mixed.objective.row_losses(
             complete, label
         )
-        assert worth[name].nats == pytest.approx(float(rows.mean()), abs=1e-6)
-        assert worth[name].error == pytest.approx(float(rows.std()) / len(rows) ** 0.5, rel=1e-3)
+        assert float(found.rises[place]) == pytest.approx(float(rows.mean()), abs=1e-6)
+        error = float(rows.std()) / len(rows) ** 0.5
+        assert float(found.errors[place]) == pytest.approx(error, rel=1e-3)
 
 
-def test_of_many_rows_some_evenly_spaced_ones_are_enough(mixed, monkeypatch):
-    search = Search(mixed, models.benchmark("wide_deep"), QUICK)
+@pytest.mark.parametrize("backbone", ["wide_deep", "dcn"])
+def test_with_gates_a_field_becomes_the_mean_that_its_closed_gate_has(mixed, backbone):
+    search = Search(mixed, models.benchmark(backbone), QUICK)
     model = search.fit_plain()
-    complete = contributions.contributions(search, model).changes
-    monkeypatch.setattr(contributions, "ROWS", len(mixed.valid) // 3)
+    plugin = tl.attach(model, mixed.fields, at="net", seed=0)
+    rows = mixed.valid.all()
+    model.train()
+    model(*rows.inputs)
+    names = mixed.fields.names
+    with torch.no_grad():
+        plugin.gates.theta[1] = -100.0
+    model.eval()
+    found = contributions.contributions(search, model, rows, gates=plugin.gates)
+    complete = model(*rows.inputs)
+    assert found.changes[1].abs().max() < 1e-6, "it is closed already"
+    for place in (0, 2):
+        with plugin.gates.masked([name for name in names if name != names[place]]):
+            masked = model(*rows.inputs)
+        assert torch.allclose(found.changes[place], (complete - masked).detach(), atol=1e-5)
+
+
+def test_samples_are_evenly_spaced_validation_rows_and_half_as_many_train_rows(mixed, monkeypatch):
     monkeypatch.setattr(sample, "CHUNK", 2)  # fewer rows than the distance of two of them
-    monkeypatch.setattr(contributions, "rows_at_once", lambda width: 37)
-    part = contributions.contributions(search, model).changes
-    assert torch.allclose(part, complete[:, ::3], atol=1e-5)
+    search = Search(mixed, models.benchmark("wide_deep"), QUICK)
+    count = len(mixed.valid) // 3
+    samples = Samples(search, count)
+    assert torch.equal(samples.valid.label, mixed.valid.label[::3])
+    assert len(samples.train) == len(samples.valid) // 2
+    monkeypatch.setattr(contributions, "NUMBERS", 20 * mixed.fields.dims)
+    assert len(Samples(search, count).valid) <= 20, "wide inputs take fewer rows"
 
 
 def test_fields_with_correlated_contributions_are_alike():
@@ -60,14 +84,18 @@ def test_the_field_of_a_pair_that_is_worth_more_took_over():
     assert (found.closed, found.field, found.before, found.after) == ("a", "b", 0.01, 0.3)
 
 
-def test_a_network_that_must_see_the_input_again_takes_fewer_rows(mixed, monkeypatch):
-    monkeypatch.setattr(contributions, "SLOW_ROWS", 30)
-    counts = []
+def test_masks_take_about_a_quarter_of_the_time_of_the_training(mixed, monkeypatch):
+    monkeypatch.setattr(contributions, "FEWEST", 1)
+    rows = {}
     for backbone in ("wide_deep", "dcn"):
         search = Search(mixed, models.benchmark(backbone), QUICK)
-        found = contributions.contributions(search, search.fit_plain())
-        counts.append(found.changes.shape[1])
-    assert counts == [90, 30]
+        rows[backbone] = affordable_rows(search, search.model(), steps=20, masks=400)
+    passes = 3 * 20 * QUICK.batch  # of single rows; backward counts twice
+    assert rows["dcn"] == pytest.approx(0.25 * passes / 400, abs=1), "it sees the input again"
+    assert rows["wide_deep"] > 1.5 * rows["dcn"], "only the layers behind the first one count"
+    assert affordable_rows(search, search.model(), steps=10**6, masks=1) == contributions.ROWS
+    monkeypatch.setattr(contributions, "FEWEST", 77)
+    assert affordable_rows(search, search.model(), steps=1, masks=1e6) == 77
 
 
 def test_a_memorised_field_is_worth_less_than_the_model_loses_without_it():
@@ -86,10 +114,12 @@ def test_a_memorised_field_is_worth_less_than_the_model_loses_without_it():
     training = Training(batch=128, lr=2e-2, epochs=6, patience=6)
     search = Search(task, models.benchmark("mlp"), training)
     model = search.fit_plain()
-    found = contributions.contributions(search, model)
-    on_train = contributions.contributions(search, model, on_train=True).rises
-    worth = found.worth(task.fields.names, on_train=on_train, optimism=0.25)
+    meter = WorthMeter(search, Interactions(search, model), Samples(search), optimism=0.25)
+    outputs = model.eval()(*task.valid.all().inputs).detach()
+    worth = meter.measure(model, task.fields.names, outputs)
+    on_valid = contributions.contributions(search, model, meter.samples.valid)
+    on_train = contributions.contributions(search, model, meter.samples.train)
     stamp = task.fields.names.index("stamp")
-    assert on_train[stamp] > found.rises[stamp] + 0.003
-    assert worth["stamp"].nats < float(found.rises[stamp]) - 0.0005
-    assert worth["user"].nats > 0.02
+    assert on_train.rises[stamp] > on_valid.rises[stamp] + 0.003
+    assert worth["stamp"].alone < float(on_valid.rises[stamp]) - 0.0005
+    assert worth["user"].alone > 0.02

@@ -10,11 +10,12 @@ import torchleap as tl
 from torchleap.callbacks.watcher import Watcher
 from torchleap.data.synthetic.truth import KnownTruth, known_truth
 from torchleap.gates.path_trainer import STEPS
+from torchleap.gates.turn_trainer import TurnTrainer, turns_of
 from torchleap.methods import LeAPMethod
 from torchleap.methods.base import Search, Snapshot
+from torchleap.methods.contributions import Samples
 from torchleap.methods.interactions import Interactions
 from torchleap.methods.leap import (
-    EVALUATIONS,
     LEAST,
     LONGEST,
     SNAPSHOTS,
@@ -23,6 +24,7 @@ from torchleap.methods.leap import (
     snapshot_for,
     suited_steps,
 )
+from torchleap.methods.worth_meter import WorthMeter
 from torchleap.models import MLP
 from torchleap.training.fit import Training
 
@@ -30,6 +32,7 @@ TRUTH = KnownTruth(widths=(1, 4), pair_widths=(), active=0.1, seed=0)
 MODEL = MLP(hidden=(16,), dropout=0.0)
 TRAINING = Training(batch=128, epochs=4, patience=2, lr=5e-3)
 METHOD = LeAPMethod(steps=320)
+TURN = 320 // turns_of(len(TRUTH.fields))
 
 
 @pytest.fixture(scope="module")
@@ -120,11 +123,11 @@ class Interrupt(Watcher):
         self.step = step
 
     def after_step(self, run):
-        if run.training.eval_every == 320 // EVALUATIONS and run.step == self.step:
+        if run.training.eval_every == TURN and run.step == self.step:
             raise KeyboardInterrupt
 
 
-@pytest.mark.parametrize("step", [101, 250])
+@pytest.mark.parametrize("step", [101, 200])
 def test_an_interrupted_path_resumes_with_the_same_bits(found, task, tmp_path, step):
     training = replace(TRAINING, checkpoint_steps=10)
     settings = {"model": MODEL, "method": METHOD, "training": training, "seed": 0}
@@ -164,9 +167,9 @@ def test_the_steps_of_a_path_follow_those_of_the_training(task):
     assert suited_steps(search, trained=1) == LEAST
     many = replace(search, training=replace(TRAINING, batch=1, epochs=60))
     assert suited_steps(many, trained=20_000) == many.steps_per_epoch > STEPS
-    settings = path_training(replace(TRAINING, schedule="cosine", steps=7), 320, limit=10.0)
+    settings = path_training(replace(TRAINING, schedule="cosine", steps=7), 320, 16, limit=10.0)
     assert (settings.schedule, settings.steps) == ("constant", LONGEST * 320)
-    assert settings.eval_every == 320 // EVALUATIONS
+    assert settings.eval_every == 16
     assert settings.time_limit == 6.0
 
 
@@ -183,7 +186,9 @@ def test_too_many_snapshots_lose_those_that_their_neighbours_replace(task):
     search = Search(task, MODEL, TRAINING)
     model = search.model()
     plugin = tl.attach(model, task.fields, at="net")
-    hook = PathSteps(plugin.trainer(path=True), search, Interactions(search, search.model()))
+    trainer = TurnTrainer(model, plugin.gates, steps=40, turn=2)
+    meter = WorthMeter(search, Interactions(search, search.model()), Samples(search), 0.25)
+    hook = PathSteps(trainer, search, meter)
     for count in range(40, 0, -1):
         hook._keep_snapshot(Snapshot(tuple(map(str, range(count))), {}))
     counts = [len(one.kept) for one in hook.snapshots]

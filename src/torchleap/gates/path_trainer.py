@@ -1,6 +1,6 @@
 """PathTrainer: let the price rise, wait where the model still learns, and record each closing."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -18,8 +18,7 @@ from .leap import LeAP
 from .price_path import PathOptimizer
 from .price_schedule import PriceSchedule
 from .relative_costs import PriceBy, relative_costs
-from .unlearned_pairs import Pair, UnlearnedPairs
-from .worth_estimate import combined, with_model_before
+from .worth_estimate import combined
 
 STEPS = 1300  # of the model in which the price rises through all scales, without waiting
 TRAVEL = 30.0  # logits that a gate can move in these steps
@@ -57,7 +56,6 @@ class PathTrainer(BaseTrainer):
         schedule: How the price rises, and what it waits for.
         closings: The closed gates, in the order in which they closed.
         points: The points of the path, see `add_point`.
-        pairs: The pairs of gates that the model has not learned, see `note_unlearned`.
     """
 
     optimizer: PathOptimizer
@@ -90,8 +88,6 @@ class PathTrainer(BaseTrainer):
         self.closings: list[Closing] = []
         self.points: list[PathPoint] = []
         self.gates_at_best: dict[str, float] = {}
-        self.pairs = UnlearnedPairs(self.optimizer.costs)
-        self.before: dict[str, Worth] = {}
         self._train: Tensor | None = None  # (G,) sum of the train gradients since the last step
         self._open_at_best()
 
@@ -145,9 +141,7 @@ class PathTrainer(BaseTrainer):
             self._close(gate)
 
     def _close(self, gate: int) -> None:
-        self.pairs.close(gate, self.optimizer.is_open)
         self.optimizer.close(gate)
-        self.optimizer.unlearned = self.pairs.by_gate(self.optimizer.is_open)
         self.closings.append(Closing(gate, self.done, self.price))
 
     @property
@@ -175,34 +169,6 @@ class PathTrainer(BaseTrainer):
                 regular intervals of steps.
         """
         self.schedule.evaluated(losses)
-
-    def note_unlearned(self, pairs: Sequence[tuple[str, str]], gains: Tensor) -> None:
-        """Keep fields open whose product with another one the model has not learned yet.
-
-        A gate pays nothing while the price is below twice the gain of its pair, and the price
-        waits for a while when it comes near.
-
-        Args:
-            pairs: The names of both fields of each pair.
-            gains: What each pair would still gain, (P,), in the unit of the loss.
-        """
-        number = self._gate_numbers()
-        found: dict[Pair, float] = {}
-        for (one, other), gain in zip(pairs, gains.tolist(), strict=True):
-            gates = (number[one], number[other])
-            if gates[0] != gates[1]:  # fields of one group close together
-                found[gates] = max(gain, found.get(gates, 0.0))
-        self.pairs.note(found)
-        self.optimizer.unlearned = self.pairs.by_gate(self.optimizer.is_open)
-        self.schedule.wait_for_pairs(self.pairs.open_gains(self.optimizer.is_open))
-
-    def note_before(self, worth: Mapping[str, Worth]) -> None:
-        """Use what masking each field costs the model of all fields, where the path is unsure.
-
-        Args:
-            worth: The rise of the held-out loss when a field is masked before the path begins.
-        """
-        self.before = dict(worth)
 
     def close_copies(self, copies: Mapping[str, str]) -> None:
         """Close fields at once that say the same as others, and have no worth beside these.
@@ -279,17 +245,13 @@ class PathTrainer(BaseTrainer):
     def worth(self) -> dict[str, Worth]:
         """Return the worth of each field, of fields that are still open what is known of it.
 
-        It is the measured worth, combined with what masking the field cost before
-        (`with_model_before`) and with what the order of closing says (`combined`); its interval is
-        that of the measurement. The fields of a group have the worth of the group.
+        It is the measured worth, combined with what the order of closing says (`combined`); its
+        interval is that of the measurement. The fields of a group have the worth of the group.
         """
         rest(self.model, self.gates)
         errors = self.optimizer.deviations(self.batches)
-        measured = self._with_model_before(self._measured_worth(), errors)
-        per_cost = measured / self.costs
-        order = [closing.gate for closing in self.closings]
-        still_open = self.optimizer.is_open.nonzero().flatten().tolist()
-        order += sorted(still_open, key=lambda gate: float(per_cost[gate]))
+        per_cost = self._measured_worth() / self.costs
+        order = self._closing_order(per_cost)
         found = combined(per_cost[order].tolist(), (errors / self.costs)[order].tolist())
         by_gate = {}
         for gate, value in zip(order, found, strict=True):
@@ -298,16 +260,11 @@ class PathTrainer(BaseTrainer):
             by_gate[gate] = Worth(nats, nats - half, nats + half)
         return {name: by_gate[gate] for name, gate in self._gate_numbers().items()}
 
-    def _with_model_before(self, measured: Tensor, errors: Tensor) -> Tensor:
-        """Return the worth of each gate with what masking its fields cost before, (G,)."""
-        if not self.before:
-            return measured
-        before = torch.zeros_like(measured)
-        variance = torch.zeros_like(measured)
-        for name, gate in self._gate_numbers().items():
-            before[gate] += self.before[name].nats
-            variance[gate] += self.before[name].error ** 2
-        return with_model_before(measured, errors, before, variance.sqrt())
+    def _closing_order(self, worth: Tensor) -> list[int]:
+        """Return all gates, the first to close first; those that are open come last, by worth."""
+        order = [closing.gate for closing in self.closings]
+        still_open = self.optimizer.is_open.nonzero().flatten().tolist()
+        return order + sorted(still_open, key=lambda gate: float(worth[gate]))
 
     def _gate_numbers(self) -> dict[str, int]:
         """Return the number of each field's gate, in field order."""
@@ -316,7 +273,7 @@ class PathTrainer(BaseTrainer):
 
     def _measured_worth(self) -> Tensor:
         """Return the measured worth of each gate, of open ones at least what closed ones have."""
-        worth = self.optimizer.tensors["worth"] + self.pairs.credit
+        worth = self.optimizer.tensors["worth"]
         if self.is_complete:
             return worth
         is_open = self.optimizer.is_open
@@ -358,8 +315,6 @@ class PathTrainer(BaseTrainer):
             "closings": [[one.gate, one.step, one.price] for one in self.closings],
             "points": Path("", {}, tuple(self.points)).to_json()["points"],
             "gates_at_best": dict(self.gates_at_best),
-            "before": {name: [one.nats, one.low, one.high] for name, one in self.before.items()},
-            "pairs": self.pairs.state_dict(),
             "train": None if self._train is None else ranks.full(self._train),
         }
 
@@ -384,9 +339,6 @@ class PathTrainer(BaseTrainer):
         self.closings = closings
         self.points = list(points)
         self.gates_at_best = dict(state["gates_at_best"])
-        self.before = {name: Worth(*values) for name, values in state["before"].items()}
-        self.pairs.load_state_dict(state["pairs"])
-        self.optimizer.unlearned = self.pairs.by_gate(self.optimizer.is_open)
         self._train = self._laid_out(state["train"])
         self._aside = None
 

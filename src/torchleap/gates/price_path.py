@@ -30,7 +30,6 @@ NOISE = 0.16  # the standard error of the first average, in units of the spread 
 UNCLEAR = 0.5  # standard errors of the slope that do not move a gate
 CLEARLY = 2.0  # standard errors of the slope beyond which a gate moves while the price waits
 HARMFUL = 3.0  # times faster than by the price alone a field closes that does harm
-RETURNS = 0.25  # of its full speed with which the gate of a pair opens that is not learned yet
 SMALLEST = 1e-30  # standard error, of a field that never varies
 TENSORS = ("slope", "square", "worth", "variance", "distance", "moved", "is_open")
 
@@ -60,9 +59,8 @@ class PathOptimizer(Optimizer):
     where shrink(x, y) is x moved towards 0 by y. A gate moves at full speed as soon as its field is
     clearly worth less than the price, or more, however noisy the field is, and not by chance. Only
     a field that does harm, m > 0, can close faster than by the price: before the model has
-    memorised it any further. A gate that does not pay, because the price waits or its field is in
-    a pair that is not learned yet, moves only by a slope beyond two standard errors; in the second
-    case it also returns to open by a quarter of the full speed.
+    memorised it any further. While the price waits, a gate moves only by a slope beyond two
+    standard errors.
 
     The worth of field i is the line integral of dL/dg_i over the way of its gate. Each piece of
     the way is multiplied by the gradient of the *next* batch, which had no part in choosing it.
@@ -77,8 +75,6 @@ class PathOptimizer(Optimizer):
     Attributes:
         price: The price of an open gate of cost 1, in the unit of the loss; set before each step.
         is_waiting: Whether the price waits; set before each step.
-        unlearned: What each field would still gain in pairs that the model has not learned, (G,):
-            a gate pays nothing while the price is below twice as much.
     """
 
     def __init__(
@@ -92,7 +88,6 @@ class PathOptimizer(Optimizer):
         self.is_waiting = False
         self.count = 0
         self.costs = torch.ones_like(like) if costs is None else costs.to(like)
-        self.unlearned = torch.zeros_like(like)
         self.tensors = {name: torch.zeros_like(like) for name in TENSORS}
         self.tensors["is_open"].fill_(1.0)
 
@@ -120,13 +115,9 @@ class PathOptimizer(Optimizer):
         logit = self.logits()
         per_gate = self._slope(logit)  # dg / dtheta
         self._measure(signal / per_gate, square / per_gate.square())
-        price = self.price * self.costs  # (G,)
-        is_exempt = price <= 2 * self.unlearned
-        pays = ~is_exempt & (not self.is_waiting)
-        push = torch.where(pays, price * per_gate, 0.0)
+        price = 0.0 if self.is_waiting else self.price
+        push = price * self.costs * per_gate
         moved = self._moved(logit, mean, NOISE * square.sqrt(), push)
-        back = RETURNS * self.param_groups[0]["lr"]
-        moved = torch.where(is_exempt, moved + back, moved).clamp_max(OPEN)
         is_moving = self.is_moving()
         moved = torch.where(is_moving, moved, logit)
         state["moved"] = torch.sigmoid(moved) - torch.sigmoid(logit)
@@ -141,6 +132,17 @@ class PathOptimizer(Optimizer):
     def is_moving(self) -> Tensor:
         """Return for each gate whether it is open and may close, (G,)."""
         return self.is_open & (self._gates.free > 0)
+
+    @torch.no_grad()
+    def move(self, speed: Tensor) -> None:
+        """Move gates that may close, whatever their gradient.
+
+        Args:
+            speed: How far each logit moves, (G,), in units of the learning rate; above 0 opens.
+        """
+        logits = self.logits()
+        moved = (logits + self.param_groups[0]["lr"] * speed).clamp(LOWEST, OPEN)
+        self._write(torch.where(self.is_moving(), moved, logits))
 
     def ready_to_close(self) -> list[int]:
         """Return the gates that have fallen far enough to close for good, the least worth first."""
@@ -225,7 +227,7 @@ class PathOptimizer(Optimizer):
             logit: The logits before it, (G,).
             mean: The average gradient of the loss, (G,).
             error: Its standard error, (G,).
-            push: The gradient of the price, (G,); 0 for a gate that does not pay.
+            push: The gradient of the price, (G,); 0 while the price waits.
         """
         clearly = softshrink(mean / error.clamp_min(SMALLEST), CLEARLY)
         total = mean + push

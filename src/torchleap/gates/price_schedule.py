@@ -20,21 +20,18 @@ PATIENCE = 4  # evaluations that the price waits for a better loss
 PART = 0.25  # of the price by which a loss must be lower to be better,
 BEYOND_NOISE = 2.0  # and standard errors of the difference
 MOST_ROWS = 50_000  # whose losses are compared
-WAITS = 0.25  # of the steps, at most, are added by waiting for the loss,
-PAIR_WAITS = 2.0  # and by waiting for pairs
+WAITS = 0.25  # of the steps, at most, are added by waiting
 
-PAIR_PART = 0.1  # of what a pair would gain, at which the price waits for it
-LEAST_PAIR = 0.005  # of the loss that a pair must gain for the price to wait for it
-PAIR_PATIENCE = 8  # evaluations that the price waits for a pair of which nothing is learned,
-PROGRESS = 0.02  # that is, for the sum of such gains to change by this part
+TURN = 0.1  # of the open gates that close in a turn, rounded up
+ABOVE = 1 + 1e-3  # times its limit that a price must be for a gate to close
 
 
 class PriceSchedule:
     """The price of an open gate: it rises by equal factors, hurries and waits.
 
     It hurries while no gate is on its way to 0, and slows down while many collapse at once.
-    It waits while the loss on validation rows still falls, and for pairs of fields that the model
-    has not learned yet, both for a limited time.
+    It waits while the loss on validation rows still falls, for a limited time. Where the worth of
+    the fields is measured (`let_close`), it rises from turn to turn instead.
 
     Args:
         steps: The steps of the model in which the price rises four decades at its usual speed.
@@ -51,37 +48,24 @@ class PriceSchedule:
         self.steps = steps
         self.scale: float | None = None
         self.risen = 0.0
-        self.waited_for_loss = 0
-        self.waited_for_pairs = 0
-        self.loss_falls = False
-        self.pair_is_due = False
+        self.waited = 0
+        self.is_waiting = False
         self.best_losses: Tensor | None = None  # (N,) of the rows at the best evaluation
         self.since_best = 0  # evaluations
-        self.last_gain = 0.0  # the sum of what the pairs that the price waits for would gain
-        self.since_progress = 0  # evaluations
 
     @property
     def price(self) -> float:
         """The price of an open gate, in the unit of the loss."""
-        return FIRST_PRICE * self._scale * 10**self.risen
+        return FIRST_PRICE * self.first_loss * 10**self.risen
 
     @property
     def is_over(self) -> bool:
         """Whether the price is above any worth."""
-        return self.price > LAST_PRICE * self._scale
+        return self.price > LAST_PRICE * self.first_loss
 
     @property
-    def waited(self) -> int:
-        """The steps during which the price waited."""
-        return self.waited_for_loss + self.waited_for_pairs
-
-    @property
-    def is_waiting(self) -> bool:
-        """Whether the price waits, for the loss or for a pair."""
-        return self.loss_falls or self.pair_is_due
-
-    @property
-    def _scale(self) -> float:
+    def first_loss(self) -> float:
+        """The held-out loss at the start, that of a coin before it is known."""
         return UNKNOWN_LOSS if self.scale is None else self.scale
 
     def begin(self, loss: float) -> None:
@@ -95,14 +79,29 @@ class PriceSchedule:
         Args:
             logits: Those of the gates that are open and may close, (M,).
         """
-        if self.pair_is_due:
-            self.waited_for_pairs += 1
-            self.pair_is_due = self.waited_for_pairs < PAIR_WAITS * self.steps
-        elif self.loss_falls:
-            self.waited_for_loss += 1
-            self.loss_falls = self.waited_for_loss < WAITS * self.steps
-        else:
+        if not self.wait():
             self.risen += DECADES / self.steps * _hurry(logits)
+
+    def wait(self) -> bool:
+        """Return whether the price waits in this step of the model, which is counted."""
+        if not self.is_waiting:
+            return False
+        self.waited += 1
+        self.is_waiting = self.waited < WAITS * self.steps
+        return True
+
+    def let_close(self, worth: Tensor) -> None:
+        """Raise the price to twice the worth of the least valuable tenth of the gates.
+
+        Args:
+            worth: That of the gates that are open and may close, (M,), per unit of cost.
+        """
+        if not len(worth):
+            return
+        count = math.ceil(TURN * len(worth))
+        price = 2 * ABOVE * float(worth.kthvalue(count).values)
+        if price > self.price:
+            self.risen = math.log10(price / (FIRST_PRICE * self.first_loss))
 
     def evaluated(self, losses: Tensor) -> None:
         """Let the price wait until the best loss is some evaluations old, as in early stopping.
@@ -127,27 +126,8 @@ class PriceSchedule:
         if float(fall.mean()) > max(PART * self.price, BEYOND_NOISE * error):
             self.best_losses = now
             self.since_best = 0
-        has_time = self.waited_for_loss < WAITS * self.steps
-        self.loss_falls = self.since_best < PATIENCE and has_time
-
-    def wait_for_pairs(self, gains: Tensor) -> None:
-        """Let the price wait before it passes the worth of a pair, while the model learns it.
-
-        Args:
-            gains: What each open pair would still gain if the model learned it, (P,), in the unit
-                of the loss.
-        """
-        is_due = (gains > LEAST_PAIR * self._scale) & (self.price > PAIR_PART * gains)
-        is_due &= self.price < 2 * gains  # beyond, its fields close whether it is learned or not
-        total = float(gains[is_due].sum())
-        self.since_progress += 1
-        has_changed = abs(total - self.last_gain) > PROGRESS * self.last_gain
-        if has_changed or not bool(is_due.any()):  # more is learned, or another pair is due
-            self.last_gain = total
-            self.since_progress = 0
-        has_time = self.waited_for_pairs < PAIR_WAITS * self.steps
-        is_learning = self.since_progress < PAIR_PATIENCE
-        self.pair_is_due = bool(is_due.any()) and has_time and is_learning
+        has_time = self.waited < WAITS * self.steps
+        self.is_waiting = self.since_best < PATIENCE and has_time
 
     def state_dict(self) -> dict[str, Any]:
         """Return what a resumed path needs of the price."""
@@ -157,28 +137,20 @@ class PriceSchedule:
         """Restore the price, and what it has waited for."""
         self.scale = None if state["scale"] is None else float(state["scale"])
         self.risen = float(state["risen"])
-        self.waited_for_loss = int(state["waited_for_loss"])
-        self.waited_for_pairs = int(state["waited_for_pairs"])
-        self.loss_falls = bool(state["loss_falls"])
-        self.pair_is_due = bool(state["pair_is_due"])
+        self.waited = int(state["waited"])
+        self.is_waiting = bool(state["is_waiting"])
         losses = state["best_losses"]
         self.best_losses = None if losses is None else losses.clone()
         self.since_best = int(state["since_best"])
-        self.last_gain = float(state["last_gain"])
-        self.since_progress = int(state["since_progress"])
 
 
 STATE = (
     "scale",
     "risen",
-    "waited_for_loss",
-    "waited_for_pairs",
-    "loss_falls",
-    "pair_is_due",
+    "waited",
+    "is_waiting",
     "best_losses",
     "since_best",
-    "last_gain",
-    "since_progress",
 )
 
 

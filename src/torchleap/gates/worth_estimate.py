@@ -1,10 +1,7 @@
-"""Estimates of the worth of fields, combined: the order of closing, and the model of all fields."""
+"""Estimates of the worth of fields: what was measured, and what the order of closing suggests."""
 
 import statistics
 from collections.abc import Sequence
-
-import torch
-from torch import Tensor
 
 Block = tuple[float, float, int]  # mean, weight, number of values
 
@@ -39,30 +36,6 @@ def combined(worth: Sequence[float], errors: Sequence[float]) -> list[float]:
         mean = (value * doubt + suggested * error**2) / (doubt + error**2)
         found.append(mean + STEP_UP * place)
     return found
-
-
-def with_model_before(
-    worth: Tensor, errors: Tensor, before: Tensor, errors_before: Tensor
-) -> Tensor:
-    """Return the mean of what closing a field cost and what masking it cost before, (G,).
-
-    The model of all fields is measured on all validation rows at once, but it says what a field is
-    worth only up to its own size: it does not adapt, and substitutes are still there. So it counts
-    where the path cannot tell a worth from 0, and orders such fields the same way in every run.
-
-    Args:
-        worth: The worth that was measured on the path, (G,).
-        errors: Its standard errors, (G,).
-        before: The rise of the loss when the fields are masked in the model of all fields, (G,).
-        errors_before: Its standard errors, (G,).
-
-    >>> zero = torch.zeros(2)
-    >>> with_model_before(torch.tensor([0.5, 0.0]), zero + 0.1, torch.tensor([0.9, 0.1]), zero)
-    tensor([0.5049, 0.0500])
-    """
-    own = errors.square() + LEAST**2
-    doubt = errors_before.square() + torch.maximum(worth.abs(), before.abs()).square() + LEAST**2
-    return (worth * doubt + before * own) / (own + doubt)
 
 
 def rising(values: Sequence[float], weights: Sequence[float]) -> list[float]:

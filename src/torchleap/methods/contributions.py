@@ -4,102 +4,148 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from ..data.task import Batch
+from ..gates.leap import LeAP
 from ..models import Ranker
 from ..selection import Substitute, Worth
-from ..selection.path import NORMAL_95
 from .base import Search
 from .sample import chunks, evenly_spaced
 from .shark import mean_input
 from .shuffled import SplitNet, rows_at_once
 
 ROWS = 1 << 15  # validation rows that contributions are computed for, at most,
-NUMBERS = 1 << 26  # with so many numbers in their input: wide inputs take fewer rows,
-SLOW_ROWS = 1 << 12  # and for networks that have to see the complete input again for each field
+NUMBERS = 1 << 26  # with so many numbers in their input: wide inputs take fewer rows
+FEWEST = 1 << 11  # that they are computed for, if there are as many
+MEASURING = 0.25  # of the time of a training that is spent on them, about
 ALIKE = 0.4  # the correlation of two contributions from which fields are substitutes
+
+
+Mask = tuple[str, ...]  # fields that are replaced together
 
 
 class Contributions(NamedTuple):
     """How a trained model changes when each field is replaced by its mean.
 
     Attributes:
-        changes: The change of each row's output, (F, N).
-        rises: The rise of the mean loss, (F,).
-        errors: Its standard error over the rows, (F,).
+        changes: The change of each row's output by each mask, (M, N).
+        rises: The rise of the mean loss, (M,).
+        errors: Its standard error over the rows, (M,).
     """
 
     changes: Tensor
     rises: Tensor
     errors: Tensor
 
-    def worth(self, names: Sequence[str], *, on_train: Tensor, optimism: float) -> dict[str, Worth]:
-        """Return the rise of the loss without each field, corrected for memorised fields.
 
-        A model relies on a field that it has memorised, so that its loss rises without it, but on
-        train rows by far more than on others.
+class Samples:
+    """The rows on which contributions are measured: validation rows, and train rows beside them.
 
-        Args:
-            names: The names of the fields.
-            on_train: The rise of the loss on train rows, (F,).
-            optimism: How much it counts against a field that it helps there more than here.
-        """
-        corrected = self.rises - optimism * (on_train - self.rises)
-        halves = (NORMAL_95 * self.errors).tolist()
-        found = {}
-        for name, rise, half in zip(names, corrected.tolist(), halves, strict=True):
-            found[name] = Worth(rise, rise - half, rise + half)
-        return found
+    Args:
+        search: The search.
+        most: How many validation rows are used at most, see `affordable_rows`.
+
+    Attributes:
+        valid: Evenly spaced validation rows.
+        train: Random train rows, half as many.
+    """
+
+    def __init__(self, search: Search, most: int = ROWS) -> None:
+        most = max(2, min(most, NUMBERS // search.task.fields.dims))
+        self.valid = evenly_spaced(search.task.valid, most)
+        count = min(max(2, len(self.valid) // 2), len(search.task.train))
+        rows = search.task.train.batches(count, shuffle=True, seed=search.seed)
+        self.train = next(iter(rows))
+
+
+def affordable_rows(search: Search, model: Ranker, steps: int, masks: float) -> int:
+    """Return on how many rows masks take about a quarter of the time of some training steps.
+
+    Args:
+        search: The search.
+        model: A model of the search, which is left in eval mode. Behind its first linear layers
+            a mask costs only the layers after these.
+        steps: The number of training steps.
+        masks: How many masks are computed in these steps.
+    """
+    model.eval()
+    net = SplitNet(model.net, search.task.fields.dims)
+    linear = [layer for layer in model.net.modules() if isinstance(layer, nn.Linear)]
+    every = sum(layer.weight.numel() for layer in linear)  # multiplications per row
+    behind = every if net.others else every - net.weight.numel()
+    passes = 3 * steps * search.training.batch  # of single rows; backward counts twice
+    rows = MEASURING * passes * every / (max(1, behind) * max(1.0, masks))
+    return int(min(ROWS, max(FEWEST, rows)))
 
 
 @torch.no_grad()
-def contributions(search: Search, model: Ranker, *, on_train: bool = False) -> Contributions:
-    """Return how the outputs and the loss change when each field is replaced by its mean.
+def contributions(
+    search: Search,
+    model: Ranker,
+    sample: Batch,
+    *,
+    gates: LeAP | None = None,
+    masks: Sequence[Mask] | None = None,
+) -> Contributions:
+    """Return how the outputs and the loss change when fields are replaced by their means.
 
-    Behind a linear layer, z = W x + b, a field changes z by W_i (mean_i - x_i), so that a field
+    Behind a linear layer, z = W x + b, a field changes z by W_i (mean_i - x_i), so that a mask
     costs the layers after the first one.
 
     Args:
-        search: The search whose validation rows are used, evenly spaced ones if there are many.
-        model: A trained model without gates, which is left in eval mode.
-        on_train: Whether random train rows are used instead.
+        search: The search.
+        model: A model of it, which is left in eval mode.
+        sample: The rows.
+        gates: The gates in front of its network; None if it has none.
+        masks: The sets of fields that are replaced together; None is each field by itself.
     """
     task = search.task
-    mean = mean_input(search, model)  # (D,)
-    net = SplitNet(model.net, task.fields.dims)
-    most = SLOW_ROWS if net.others else ROWS
-    most = max(2, min(most, NUMBERS // task.fields.dims))
-    if on_train:
-        count = min(most, len(task.train))
-        sample = next(iter(task.train.batches(count, shuffle=True, seed=search.seed)))
-    else:
-        sample = evenly_spaced(task.valid, most)
+    model.eval()
+    mean = mean_input(search, model) if gates is None else gates.means()  # (D,)
+    net = SplitNet(model.net, task.fields.dims, hooks=gates is None)
     size = rows_at_once(task.fields.dims + len(net.bias))
+    if masks is None:
+        masks = [(name,) for name in task.fields.names]
+    blocks = [[task.fields.columns(name) for name in mask] for mask in masks]
     changes = []
     rises = []
     for batch in chunks(sample, size):
-        label = batch.label
         x = model.inputs(*batch.inputs)  # (B, D)
+        if gates is not None:
+            x = gates(x)
         z = x @ net.weight.T + net.bias  # (B, H)
         output = net.finish(z, x)
-        loss = task.objective.row_losses(output, label)
+        loss = task.objective.row_losses(output, batch.label)
         own_changes = []
         own_rises = []
-        for name in task.fields.names:
-            columns = task.fields.columns(name)
-            difference = mean[columns] - x[:, columns]
-            seen = x
-            if net.others:
-                seen = x.clone()
-                seen[:, columns] = mean[columns]
-            masked = net.finish(z + difference @ net.weight[:, columns].T, seen)
+        for own_blocks in blocks:
+            masked = _masked(net, x, z, mean, own_blocks)
             own_changes.append(output - masked)
-            own_rises.append(task.objective.row_losses(masked, label) - loss)
+            own_rises.append(task.objective.row_losses(masked, batch.label) - loss)
         changes.append(torch.stack(own_changes))
         rises.append(torch.stack(own_rises))
-    by_row = torch.cat(rises, dim=1).double()  # (F, N)
+    by_row = torch.cat(rises, dim=1).double()  # (M, N)
     errors = by_row.std(1) / by_row.shape[1] ** 0.5
     return Contributions(torch.cat(changes, dim=1), by_row.mean(1), errors.nan_to_num(0.0))
+
+
+def _masked(net: SplitNet, x: Tensor, z: Tensor, mean: Tensor, blocks: Sequence[slice]) -> Tensor:
+    """Return the outputs with some blocks of columns replaced by their means, (B,).
+
+    Args:
+        net: The network.
+        x: Its input, (B, D).
+        z: The linear layers of that input, (B, H).
+        mean: The means, (D,).
+        blocks: The columns to replace.
+    """
+    seen = x.clone() if net.others else x
+    for columns in blocks:
+        z = z + (mean[columns] - x[:, columns]) @ net.weight[:, columns].T
+        if net.others:
+            seen[:, columns] = mean[columns]
+    return net.finish(z, seen)
 
 
 def alike(changes: Tensor, names: Sequence[str]) -> list[tuple[str, str]]:

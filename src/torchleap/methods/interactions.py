@@ -9,6 +9,7 @@ from ..data.task import Batch
 from ..models import Ranker
 from ..objectives import Objective
 from .base import Search
+from .planting import Product
 from .sample import chunks, evenly_spaced, spacing
 from .shuffled import rows_at_once
 
@@ -19,6 +20,7 @@ COLUMNS = 2048  # of all fields together, at most
 EXTREME = 5.0  # standard deviations beyond which values are cut off
 CANDIDATES = 300  # pairs that are confirmed, at most
 SUSPICIOUS = 5.0  # standard deviations of the screening statistic from which a pair is confirmed
+PLANTED = 0.005  # of the loss that a product must gain to be planted into a network
 SURE = 3.5  # standard errors on validation rows from which a pair is real
 
 
@@ -50,6 +52,7 @@ class Interactions:
         self.label = valid.label[:: self.every]
         self.pairs: list[tuple[str, str]] = []
         self.products = torch.zeros(0, len(self.label))
+        self.directions: list[Product] = []
         if self.objective.output_width != 1 or len(search.task.fields) < 2:
             return
         model.eval()
@@ -70,6 +73,7 @@ class Interactions:
             for (one, other), sure in zip(candidates, is_sure.tolist(), strict=True):
                 if sure:
                     self.pairs.append((names[one], names[other]))
+                    self.directions.append(values.product(moments, one, other))
 
     def gains(self, outputs: Tensor) -> Tensor:
         """Return the fall of the loss that each pair would still bring, (P,), at least 0.
@@ -81,6 +85,17 @@ class Interactions:
             return torch.zeros(0)
         t = self._t_values(outputs[:: self.every]).clamp_min(0)
         return ((t.square() - 1) / (2 * max(1, len(self.label)))).clamp_min(0)
+
+    def to_plant(self, outputs: Tensor, loss: float) -> list[Product]:
+        """Return the products that a model would gain by, the largest gain first.
+
+        Args:
+            outputs: The raw outputs of the model for all validation rows, (N_valid,).
+            loss: Its loss there.
+        """
+        gains = self.gains(outputs).tolist()
+        order = sorted(range(len(gains)), key=lambda place: -gains[place])
+        return [self.directions[place] for place in order if gains[place] > PLANTED * loss]
 
     def _t_values(self, outputs: Tensor) -> Tensor:
         score = residual(self.objective, outputs, self.label) * self.products  # (P, N)
@@ -138,6 +153,28 @@ class Values:
         """
         x, outputs = self._projected(batch)
         return self._standardised(x), outputs
+
+    def product(self, moments: Tensor, one: int, other: int) -> Product:
+        """Return the directions of two fields whose product explains the residuals best.
+
+        Args:
+            moments: The mean of r x_i x_j' over the rows, (C, C).
+            one: The position of the first field.
+            other: That of the second one.
+        """
+        left, _, right = torch.linalg.svd(moments[self.columns[one], self.columns[other]])
+        factors = []
+        means = []
+        for place, direction in ((one, left[:, 0]), (other, right[0])):
+            weight = direction / self.spread[self.columns[place]]  # of the projected columns
+            means.append(float(weight @ self.mean[self.columns[place]]))
+            if place in self.directions:
+                weight = self.directions[place] @ weight
+            factor = torch.zeros(sum(self.widths))
+            start = sum(self.widths[:place])
+            factor[start : start + self.widths[place]] = weight
+            factors.append(factor)
+        return Product(factors[0], factors[1], (means[0], means[1]))
 
     @torch.no_grad()
     def _projected(self, batch: Batch) -> tuple[Tensor, Tensor]:

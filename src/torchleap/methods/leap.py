@@ -11,24 +11,26 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from .._common.checks import setting
-from ..gates.path_trainer import EVERY, STEPS, PathTrainer
+from ..gates.path_trainer import STEPS
+from ..gates.price_schedule import TURN
 from ..gates.relative_costs import PriceBy
+from ..gates.turn_trainer import TurnTrainer, turns_of
 from ..models import Ranker
 from ..plugin import attach
 from ..training.evaluate import predict_together
 from ..training.fit import Hook, Run, Training, optimizers_for
-from .base import GateMethod, Scores, Search, Snapshot, valid_batches, without_end
-from .contributions import alike, contributions, substitutes_of
+from .base import GateMethod, Scores, Search, Snapshot
+from .contributions import Samples, affordable_rows, alike, contributions, substitutes_of
 from .equivalents import equivalents
 from .interactions import Interactions
 from .path_points import PathMetric, headline_of
+from .planting import plant
+from .worth_meter import WorthMeter
 
-EVALUATIONS = 15  # in the steps of the path, without waiting
 FRACTION = 0.6  # of the steps of the training before, in which the price rises,
 LEAST = 480  # but at least so many: with fewer, gates cannot tell signal from noise
-HELD_OUT = 512  # validation rows per step of the gates, at least
 MEASURED = 32  # batches of train rows from which the gates know the means of fields
-LONGEST = 6  # times the steps of the path after which it ends in any case
+LONGEST = 3  # times the steps of the path after which it ends in any case
 SNAPSHOTS = 10  # that are kept at most
 SNAPSHOT_BYTES = 1 << 30  # of all snapshots, beyond which only two are kept
 
@@ -68,31 +70,28 @@ class LeAPMethod(GateMethod):
         plain = copy.deepcopy(model)
         search.plain = plain
         plugin = attach(model, search.task.fields, at="net", seed=search.seed)
-        batches = valid_batches(search, at_least=HELD_OUT)
         usual = suited_steps(search, plain_run.step)
-        steps = self.steps or max(EVERY, round(self.slowness * usual))
-        trainer = plugin.trainer(
-            path=True,
-            steps=steps,
-            optimism=self.optimism,
-            price_by=self.price_by,
-            batches=max(1, len(search.task.valid) // batches.size_of_all),
-        )
-        hook = PathSteps(trainer, search, Interactions(search, plain))
+        steps = self.steps or max(1, round(self.slowness * usual))
+        turn = max(1, steps // turns_of(len(search.task.fields)))
+        trainer = TurnTrainer(model, plugin.gates, steps=steps, turn=turn, price_by=self.price_by)
+        masks = len(search.task.fields) / TURN
+        samples = Samples(search, affordable_rows(search, plain, steps, masks))
+        meter = WorthMeter(search, Interactions(search, plain), samples, self.optimism)
+        hook = PathSteps(trainer, search, meter)
         names = search.task.fields.names
-        alone = contributions(search, plain)
-        on_train = contributions(search, plain, on_train=True).rises
-        trainer.note_before(alone.worth(names, on_train=on_train, optimism=self.optimism))
+        alone = contributions(search, plain, samples.valid)
         pairs = alike(alone.changes, names)
-        hook.begin(model, copies=equivalents(search, plain, pairs))
-        settings = path_training(search.training, steps, limit)
+        hook.begin(model, plain, copies=equivalents(search, plain, pairs))
+        settings = path_training(search.training, steps, turn, limit)
         others = [trainer.gates.theta]
+        trainer.gates.theta.requires_grad_(False)  # gates follow the measured worth
         search.fit(
             model,
             hook,
             training=settings,
             optimizers=continued(plain_run.optimizers, model, settings, except_for=others),
         )
+        trainer.gates.theta.requires_grad_(True)
         metric = headline_of(search)
         substitutes = substitutes_of(pairs, search.by_field(alone.rises), trainer.worth())
         search.path = trainer.path(metric.name, substitutes)
@@ -116,19 +115,20 @@ def suited_steps(search: Search, trained: int) -> int:
     return max(LEAST, min(most, round(FRACTION * trained)))
 
 
-def path_training(training: Training, steps: int, limit: float | None) -> Training:
+def path_training(training: Training, steps: int, turn: int, limit: float | None) -> Training:
     """Return the settings of the path: as the training before, but without an end of its own.
 
     Args:
         training: The settings of the training before.
-        steps: The steps in which the price rises.
+        steps: The steps of all turns.
+        turn: The steps of a turn.
         limit: The seconds that the search may take; None sets no limit.
     """
     return replace(
         training,
         epochs=training.epochs + LONGEST * steps,
         steps=LONGEST * steps,
-        eval_every=max(1, steps // EVALUATIONS),
+        eval_every=turn,
         schedule="constant",
         warmup=0,
         time_limit=None if limit is None else 0.6 * limit,
@@ -165,25 +165,28 @@ class PathSteps(Hook):
 
     Args:
         trainer: The trainer of the gates.
-        search: The search whose validation rows the gates learn from.
-        interactions: The pairs of fields that the plain model has not learned.
+        search: The search.
+        meter: Measures what each field is worth.
     """
 
-    def __init__(self, trainer: PathTrainer, search: Search, interactions: Interactions) -> None:
+    def __init__(self, trainer: TurnTrainer, search: Search, meter: WorthMeter) -> None:
         self.trainer = trainer
-        self.interactions = interactions
+        self.meter = meter
         self.task = search.task
+        self.batch = search.training.batch
         self.seed = search.seed
         self.metric = PathMetric(search)
-        self.batches = valid_batches(search, at_least=HELD_OUT)
-        self.valid = without_end(self.batches)
         self.snapshots: list[Snapshot] = []
 
-    def begin(self, model: nn.Module, *, copies: Mapping[str, str]) -> None:
-        """Record the model of all fields as the first point, and close copies of other fields.
+    def begin(self, model: Ranker, plain: Ranker, *, copies: Mapping[str, str]) -> None:
+        """Record the model of all fields as the first point, and let the first fields close.
+
+        Copies of other fields close at once. Products of two fields that the model has not learned
+        are planted into its network.
 
         Args:
             model: The attached model, whose gates are open.
+            plain: The same model without gates.
             copies: The fields to close, each with the one that stands for it.
         """
         outputs = predict_together(model, self.task.valid)  # as without gates, which saw no row yet
@@ -192,13 +195,14 @@ class PathSteps(Hook):
         self._measure_means(model)
         self._add_point(model, outputs, loss)
         self.trainer.close_copies(copies)
-        self.trainer.note_unlearned(self.interactions.pairs, self.interactions.gains(outputs))
+        self.trainer.note_worth(self.meter.measure(plain, self.trainer.open_fields(), outputs))
+        plant(model.net, self.meter.interactions.to_plant(outputs, loss))
 
     @torch.no_grad()
     def _measure_means(self, model: nn.Module) -> None:
         """Let the gates see some train rows, so that a snapshot has means for dropped fields."""
         assert isinstance(model, Ranker)
-        rows = self.task.train.batches(self.batches.size, shuffle=True, seed=self.seed)
+        rows = self.task.train.batches(self.batch, shuffle=True, seed=self.seed)
         self.trainer.gates.train()
         for batch in islice(rows, MEASURED):
             if len(batch) > 1:
@@ -210,21 +214,22 @@ class PathSteps(Hook):
 
     def after_step(self, run: Run) -> None:
         """Move the gates."""
-        self.trainer.step(lambda: self._held_out_loss(run))
-
-    def _held_out_loss(self, run: Run) -> Tensor:
-        batch = next(self.valid)
-        return self.task.objective.loss(run.model(*batch.inputs), batch.label)
+        self.trainer.step()
 
     def after_eval(self, run: Run, record: dict[str, float]) -> None:
-        """Add a point to the path, with the weights of the model, and the gates to the record."""
+        """Add a point to the path, with the weights of the model, and begin the next turn."""
         assert run.outputs is not None
-        self.trainer.evaluated(self.task.objective.row_losses(run.outputs, self.task.valid.label))
-        self.trainer.note_unlearned(self.interactions.pairs, self.interactions.gains(run.outputs))
+        trainer = self.trainer
+        trainer.evaluated(self.task.objective.row_losses(run.outputs, self.task.valid.label))
         self._add_point(run.model, run.outputs, self.metric.loss(run.outputs))
-        gates = self.trainer.gates.scores()
+        if not trainer.schedule.is_waiting and not trainer.is_finished:
+            model = run.model
+            assert isinstance(model, Ranker)
+            names = trainer.open_fields()
+            trainer.note_worth(self.meter.measure(model, names, run.outputs, trainer.gates))
+        gates = trainer.gates.scores()
         record.update({f"gate_{name}": score for name, score in gates.items()})
-        record["price"] = self.trainer.price
+        record["price"] = trainer.price
 
     def _add_point(self, model: nn.Module, outputs: Tensor, loss: float) -> None:
         """Add the model to the path, with its weights, if it is a new point."""
@@ -266,7 +271,6 @@ class PathSteps(Hook):
         """Return the state of the trainer, its points, and the position among validation rows."""
         return {
             **self.trainer.state_dict(),
-            "batches": self.batches.state_dict(),
             "snapshots": [[list(one.kept), one.weights] for one in self.snapshots],
             **self.metric.state_dict(),
         }
@@ -274,8 +278,6 @@ class PathSteps(Hook):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore the trainer, its points, and the position among the validation rows."""
         self.trainer.load_state_dict(state)
-        self.batches.load_state_dict(state["batches"])
-        self.valid = without_end(self.batches)
         self.snapshots = [Snapshot(tuple(kept), weights) for kept, weights in state["snapshots"]]
         self.metric.load_state_dict(state)
 

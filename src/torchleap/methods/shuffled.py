@@ -153,14 +153,21 @@ class SplitNet:
     A network that is not a sum of parts, or that has hooks, counts as one part that does not begin
     with a linear layer.
 
+    Args:
+        net: The network.
+        dims: The width of its input.
+        hooks: Whether the hooks of the network count; False leaves out those of gates.
+
     Attributes:
         weight: The weights of the linear layers, one below the other, (H, D).
         bias: Their biases, (H,).
         others: The parts that begin with another layer.
     """
 
-    def __init__(self, net: nn.Module, dims: int) -> None:
-        hooked = any(module._forward_hooks or module._forward_pre_hooks for module in net.modules())
+    def __init__(self, net: nn.Module, dims: int, *, hooks: bool = True) -> None:
+        hooked = hooks and any(
+            module._forward_hooks or module._forward_pre_hooks for module in net.modules()
+        )
         self.others: list[nn.Module] = []
         self.rests: list[nn.Module] = []
         weights = [torch.zeros(0, dims)]

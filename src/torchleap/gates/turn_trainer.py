@@ -1,0 +1,234 @@
+"""TurnTrainer: a price path whose gates close by turns, by a worth measured from outside."""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from .._common.checks import check_arguments, whole
+from .._common.states import check_tensors
+from ..selection.path import NORMAL_95, Worth
+from .leap import LeAP
+from .path_trainer import PathTrainer
+from .price_path import OPEN, SHUT
+from .price_schedule import ON_ITS_WAY, TURN
+from .relative_costs import PriceBy
+from .worth_estimate import STEP_UP, rising
+
+MARGIN = 1.2  # times the way from open to closed that a gate could move in a turn
+RETURNS = 0.25  # of its full speed with which a gate opens again whose field does not pay
+AT_ONCE = 0.25  # of the open gates that close in a turn, at most, rounded up
+DOUBT = 2.0  # standard errors that a field may be worth more than was measured
+PRECISE = 4.0  # standard errors from which a worth is precise
+SURE = 1.5  # standard errors from 0 beyond which a field is useful, or does harm
+NOTICEABLE = 2e-3  # of the loss at the start: a worth that counts though it is not certain
+LEAST_ERROR = 1e-12  # of a worth, as a weight
+TENSORS = ("alone", "error", "share", "now")
+
+
+class FieldWorth(NamedTuple):
+    """What a field is worth in the present model, in the unit of the loss.
+
+    Attributes:
+        alone: The loss without this field.
+        error: The standard error of that.
+        share: The part of it that counts when fields take turns: two fields that matter only
+            together share what both are worth.
+    """
+
+    alone: float
+    error: float
+    share: float
+
+
+class TurnTrainer(PathTrainer):
+    """Close the least valuable tenth of the open gates in each turn, while the model adapts.
+
+    Where the worth of all fields can be measured on many rows at once (`note_worth`), that is far
+    more precise than the gradient of a gate on a batch. The price rises to twice the worth of the
+    next fields, whose gates then move from open to closed within a turn. A gate pays nothing while
+    the price is below twice the worth of its field, and opens again if the worth turns out higher.
+
+    Args:
+        model: The attached model, after its ordinary training.
+        gates: The gates in it.
+        steps: The steps of the model in all turns, without waiting.
+        turn: The steps of the model in a turn.
+        price_by: What a gate pays for, as in `PathTrainer`.
+    """
+
+    def __init__(
+        self, model: nn.Module, gates: LeAP, *, steps: int, turn: int, price_by: PriceBy = "field"
+    ) -> None:
+        check_arguments(turn=whole(turn, at_least=1))
+        super().__init__(model, gates, steps=steps, price_by=price_by)
+        self.optimizer.param_groups[0]["lr"] = MARGIN * (OPEN - SHUT) / turn
+        self.tensors = {name: torch.zeros_like(self.costs) for name in TENSORS}
+
+    def step(self, loss: Callable[[], Tensor] | None = None) -> None:
+        """Move the gates that pay towards 0 and the others back; no gradient is needed.
+
+        Args:
+            loss: Not used.
+        """
+        self.gates.theta.grad = None
+        if self.gates.warming_up:
+            return
+        self.done += 1
+        if self.is_finished:
+            return
+        pays = self._pays()
+        speed = torch.where(pays, -1.0, RETURNS)
+        if self.schedule.wait():
+            speed = torch.where(pays, 0.0, RETURNS)
+        self.optimizer.move(speed)
+        for gate in self.optimizer.ready_to_close():
+            if int(self.optimizer.is_open.sum()) > 1:
+                self._close(gate)
+        self.is_complete = int(self.optimizer.is_open.sum()) == 1
+
+    def _pays(self) -> Tensor:
+        """Return for each gate whether the price is above twice the worth of its field, (G,).
+
+        Of very many, the least valuable quarter of the open gates pays.
+        """
+        per_cost = self.tensors["now"] / self.costs
+        moving = per_cost[self.optimizer.is_moving()]
+        if not len(moving):
+            return torch.zeros_like(per_cost, dtype=torch.bool)
+        most = moving.kthvalue(math.ceil(AT_ONCE * len(moving))).values
+        return (self.price > 2 * per_cost) & (per_cost <= most)
+
+    def note_worth(self, worth: Mapping[str, FieldWorth]) -> None:
+        """Begin the next turn, unless the price waits.
+
+        Args:
+            worth: What each open field is worth in the present model. The fields of a group add up.
+        """
+        found = {name: torch.zeros_like(self.costs) for name in TENSORS}
+        for name, gate in self._gate_numbers().items():
+            if name in worth:
+                found["alone"][gate] += worth[name].alone
+                found["error"][gate] = math.hypot(float(found["error"][gate]), worth[name].error)
+                found["share"][gate] += worth[name].share
+        found["now"] = in_doubt(found["share"], found["error"])
+        # A gate on its way has paid for a part of its worth already.
+        is_open = self.optimizer.is_open & (self.optimizer.logits() > ON_ITS_WAY)
+        for name in ("alone", "error", "share"):
+            self.tensors[name] = torch.where(is_open, found[name], self.tensors[name])
+        self.tensors["now"] = found["now"]
+        if not self.schedule.is_waiting:
+            per_cost = found["now"] / self.costs
+            self.schedule.let_close(per_cost[self.optimizer.is_moving()])
+
+    def worth(self) -> dict[str, Worth]:
+        """Return the worth of each field in the model in which it was the next to close."""
+        found = {}
+        for name, gate in self._gate_numbers().items():
+            nats = float(self.tensors["alone"][gate])
+            half = NORMAL_95 * float(self.tensors["error"][gate])
+            found[name] = Worth(nats, nats - half, nats + half)
+        return found
+
+    def scores(self) -> dict[str, float]:
+        """Return the worth of each field in the order of closing, per unit of its relative cost.
+
+        Neighbours in the wrong order have their mean ("isotonic regression"). A field whose worth
+        is not visible scores 0, so that the cheaper of such fields is kept first, in every search;
+        one that visibly does harm scores less.
+        """
+        share = self.tensors["share"]
+        error = self.tensors["error"].clamp_min(LEAST_ERROR)
+        is_useful = share > SURE * error
+        is_useful |= in_doubt(share, error) > NOTICEABLE * self.schedule.first_loss
+        is_harmful = ~is_useful & (share < -SURE * error)
+        per_cost = share / self.costs
+        scores = torch.where(is_harmful, per_cost, 0.0).tolist()
+        useful = [gate for gate in self._closing_order(per_cost) if bool(is_useful[gate])]
+        errors = (error / self.costs)[useful].tolist()
+        values = rising(per_cost[useful].tolist(), [1 / one**2 for one in errors])
+        sizes = self._sizes()[useful].tolist()
+        order = cheaper_first(values, errors, sizes)
+        for place, other in enumerate(order):
+            scores[useful[other]] = max(values[place], 0.0) + STEP_UP * (1 + place)
+        return {name: scores[gate] for name, gate in self._gate_numbers().items()}
+
+    def _sizes(self) -> Tensor:
+        """Return the cost of each gate in the unit of `Field.cost`, (G,)."""
+        sizes = torch.zeros_like(self.costs)
+        for field, gate in zip(
+            self.gates.known_fields(), self.gates.field_gate.tolist(), strict=True
+        ):
+            sizes[gate] += field.cost or 0.0
+        return sizes
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state of the path and the worth of the fields."""
+        worth = {name: tensor.clone() for name, tensor in self.tensors.items()}
+        return {**super().state_dict(), "worth": worth}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore the path and the worth of the fields, if they fit these gates."""
+        check_tensors(state["worth"], self.tensors, "the worth of the fields")
+        super().load_state_dict(state)
+        self.tensors = {name: one.clone().to(self.costs) for name, one in state["worth"].items()}
+
+
+def in_doubt(worth: Tensor, error: Tensor) -> Tensor:
+    """Return what fields may be worth, (G,): more than was measured, unless that is precise.
+
+    Up to a measured worth of 0 it is two standard errors more; from four standard errors on it is
+    the measured worth.
+
+    >>> in_doubt(torch.tensor([-1.0, 0.0, 1.0, 4.0]), torch.ones(4))
+    tensor([1.0000, 2.0000, 2.5000, 4.0000])
+    """
+    return torch.maximum(worth, DOUBT * error + torch.minimum(worth, worth / 2))
+
+
+def cheaper_first(
+    values: Sequence[float], errors: Sequence[float], costs: Sequence[float]
+) -> list[int]:
+    """Return the order of fields in which the most expensive of equally valuable ones is lowest.
+
+    From the top, all fields within a standard error of the difference to the best one are equally
+    valuable, if each is precisely measured.
+
+    Args:
+        values: The worth of the fields, which never falls.
+        errors: Their standard errors.
+        costs: Their costs.
+
+    >>> cheaper_first([1.0, 7.0, 7.5], [0.5, 0.5, 0.5], [1.0, 2.0, 8.0])
+    [0, 2, 1]
+    """
+    order = []
+    rest = list(range(len(values)))
+    while rest:
+        best = rest[-1]
+        equal = [best]
+        for place in reversed(rest[:-1]):
+            difference = values[best] - values[place]
+            if difference > math.hypot(errors[best], errors[place]):
+                break
+            if values[place] < PRECISE * errors[place]:
+                break
+            equal.append(place)
+        rest = rest[: -len(equal)]
+        order += sorted(equal, key=lambda place: (costs[place], -place))
+    return order[::-1]
+
+
+def turns_of(gates: int) -> int:
+    """Return the number of turns until one gate is left.
+
+    >>> turns_of(10), turns_of(500)
+    (9, 42)
+    """
+    turns = 0
+    while gates > 1:
+        gates -= math.ceil(TURN * gates)
+        turns += 1
+    return turns

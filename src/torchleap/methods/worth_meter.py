@@ -1,0 +1,87 @@
+"""WorthMeter: what each open field is worth in the present model of a path."""
+
+from collections.abc import Sequence
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from ..distributed import ranks
+from ..gates.leap import LeAP
+from ..gates.turn_trainer import FieldWorth
+from ..models import Ranker
+from .base import Search
+from .contributions import Mask, Samples, contributions
+from .interactions import Interactions
+
+
+class WorthMeter:
+    """Measures what a model loses without each field, and without both fields of a pair.
+
+    The loss on validation rows rises when a field becomes its mean; that it rises even more on
+    train rows is memory, and counts against the field. What a pair of fields would still gain, if
+    the model learned their product, counts for both.
+
+    Args:
+        search: The search.
+        interactions: The pairs of fields that the plain model has not learned.
+        samples: The rows.
+        optimism: How much it counts against a field that it helps on train rows more than on
+            validation rows.
+    """
+
+    def __init__(
+        self, search: Search, interactions: Interactions, samples: Samples, optimism: float
+    ) -> None:
+        self.search = search
+        self.interactions = interactions
+        self.samples = samples
+        self.optimism = optimism
+        self.first_gain: dict[Mask, float] = {}
+
+    def measure(
+        self, model: Ranker, names: Sequence[str], outputs: Tensor, gates: LeAP | None = None
+    ) -> dict[str, FieldWorth]:
+        """Return the worth of fields; the same on all ranks.
+
+        Args:
+            model: The model, which is left in eval mode.
+            names: The fields.
+            outputs: The outputs of the model for all validation rows, (N,).
+            gates: The gates in front of its network; None if it has none.
+        """
+        gains = self._gains(names, outputs)
+        masks: list[Mask] = [(name,) for name in names]
+        masks += list(gains)
+        measured = partial(contributions, self.search, model, gates=gates, masks=masks)
+        on_valid = measured(self.samples.valid)
+        on_train = measured(self.samples.train)
+        rises = on_valid.rises - self.optimism * (on_train.rises - on_valid.rises)
+        errors = torch.hypot((1 + self.optimism) * on_valid.errors, self.optimism * on_train.errors)
+        loss = dict(zip(masks, ranks.averages(rises.tolist()), strict=True))
+        error = dict(zip(masks, ranks.averages(errors.tolist()), strict=True))
+        alone = {name: loss[name,] for name in names}
+        for pair, gain in gains.items():
+            unlearned = min(gain, max(0.0, self.first_gain[pair] - loss[pair]))
+            loss[pair] += unlearned
+            for name in pair:
+                alone[name] = max(alone[name], loss[name,] + unlearned)
+        share = dict(alone)
+        for pair in gains:
+            one, other = pair
+            if loss[pair] < 2 * min(alone[one], alone[other]):  # neither is worth much by itself
+                for name in pair:  # both close in the same turn
+                    share[name] = min(share[name], loss[pair] / 2)
+                    error[name,] = error[pair]
+        return {name: FieldWorth(alone[name], error[name,], share[name]) for name in names}
+
+    def _gains(self, names: Sequence[str], outputs: Tensor) -> dict[Mask, float]:
+        """Return what each pair of these fields would still gain."""
+        found: dict[Mask, float] = {}
+        gains = self.interactions.gains(outputs).tolist()
+        for pair, gain in zip(self.interactions.pairs, gains, strict=True):
+            if set(pair) <= set(names):
+                found[pair] = gain
+        found = dict(zip(found, ranks.averages(list(found.values())), strict=True))
+        self.first_gain = {**found, **self.first_gain}
+        return found
