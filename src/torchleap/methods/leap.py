@@ -27,8 +27,8 @@ from .path_points import PathMetric, headline_of
 from .planting import plant
 from .worth_meter import WorthMeter
 
-FRACTION = 0.6  # of the steps of the training before, in which the price rises,
-LEAST = 480  # but at least so many: with fewer, gates cannot tell signal from noise
+FRACTION = 0.6  # of the steps of the training before, that a path takes,
+LEAST = 480  # but at least so many: with fewer, the model cannot adapt
 MEASURED = 32  # batches of train rows from which the gates know the means of fields
 LONGEST = 3  # times the steps of the path after which it ends in any case
 SNAPSHOTS = 10  # that are kept at most
@@ -39,9 +39,10 @@ SNAPSHOT_BYTES = 1 << 30  # of all snapshots, beyond which only two are kept
 class LeAPMethod(GateMethod):
     """The price path: gates close one after the other under a price that rises in loss units.
 
-    First an ordinary model of all fields is trained. Its training then continues with gates,
-    which learn from validation rows, while the price of an open gate rises through all scales of
-    the loss. The score of a field is its worth: the loss that the adapting model pays for it.
+    First an ordinary model of all fields is trained. Its training then continues with gates. In
+    each turn the worth of all open fields is measured on validation rows, the price rises to twice
+    the worth of the least valuable tenth, and their gates close while the model adapts. The score
+    of a field is its worth next to the fields that were open when it closed; see docs/theory.md.
 
     Args:
         price_by: What a gate pays for: "field" is one price for all; "dims" is proportional to
@@ -49,10 +50,10 @@ class LeAPMethod(GateMethod):
             dimension or per cost.
         optimism: How much it counts against a field that it helps on train rows more than on
             validation rows.
-        slowness: How much slower than usual the price rises: 2 takes about twice the steps.
-        steps: The steps in which the price rises through all scales; waiting adds to them. None
-            is three fifths of the steps of the ordinary training, but at least 480, and at most
-            1,300, or an epoch if that is more, times the slowness.
+        slowness: How many times as many steps as usual the path takes.
+        steps: The steps of the path, without those in which the price waits. None is three fifths
+            of the steps of the ordinary training, but at least 480, and at most 1,300, or an epoch
+            if that is more, times the slowness.
     """
 
     measures_worth: ClassVar[bool] = True
@@ -100,7 +101,7 @@ class LeAPMethod(GateMethod):
 
 
 def suited_steps(search: Search, trained: int) -> int:
-    """Return the steps in which the price rises.
+    """Return the steps of a path, without waiting.
 
     They are three fifths of those of the training before, but at least 480, and at most 1,300, or
     an epoch if that is more.
@@ -109,9 +110,8 @@ def suited_steps(search: Search, trained: int) -> int:
         search: The search.
         trained: The steps of the training before.
     """
-    most = max(
-        STEPS, search.steps_per_epoch
-    )  # a memorised field shows only in rows that come again
+    # A memorised field shows only in rows that come again.
+    most = max(STEPS, search.steps_per_epoch)
     return max(LEAST, min(most, round(FRACTION * trained)))
 
 
@@ -268,7 +268,7 @@ class PathSteps(Hook):
         return False
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state of the trainer, its points, and the position among validation rows."""
+        """Return the state of the trainer, its points and the snapshots."""
         return {
             **self.trainer.state_dict(),
             "snapshots": [[list(one.kept), one.weights] for one in self.snapshots],
@@ -276,7 +276,7 @@ class PathSteps(Hook):
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore the trainer, its points, and the position among the validation rows."""
+        """Restore the trainer, its points and the snapshots."""
         self.trainer.load_state_dict(state)
         self.snapshots = [Snapshot(tuple(kept), weights) for kept, weights in state["snapshots"]]
         self.metric.load_state_dict(state)
