@@ -11,8 +11,9 @@ import pytest
 import torch
 
 import torchleap as tl
+from torchleap.gates.turn_trainer import turns_of
 from torchleap.methods import LeAPMethod, PressureMethod
-from torchleap.methods.leap import EVALUATIONS, LEAST
+from torchleap.methods.leap import LEAST
 from torchleap.objectives import METRICS, Difference
 from torchleap.pipeline import evidence
 from torchleap.pipeline.checkpoint import forget, is_saved
@@ -146,8 +147,8 @@ def test_gates_are_recorded_at_each_evaluation(by_leap, by_pressure, by_permutat
     )
     assert by_pressure.record["rule"] == {"threshold": 0.5}
     path = by_leap.record["trajectories"]
-    every = LEAST // EVALUATIONS
-    assert path["steps"][:3] == [every, 2 * every, 3 * every]
+    every = LEAST // turns_of(len(by_leap.selection.fields))
+    assert path["steps"][:2] == [every, 2 * every]
     assert sum(gates[-1] > 0.1 for gates in path["gates"].values()) == 1
     assert by_permutation.record["trajectories"] is None
     assert not any(

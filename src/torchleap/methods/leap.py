@@ -73,7 +73,7 @@ class LeAPMethod(GateMethod):
         plugin = attach(model, search.task.fields, at="net", seed=search.seed)
         usual = suited_steps(search, plain_run.step)
         steps = self.steps or max(1, round(self.slowness * usual))
-        turn = max(1, steps // turns_of(len(search.task.fields)))
+        turn = max(1, steps // max(1, turns_of(len(search.task.fields))))
         trainer = TurnTrainer(model, plugin.gates, steps=steps, turn=turn, price_by=self.price_by)
         masks = len(search.task.fields) / TURN
         samples = Samples(search, affordable_rows(search, plain, steps, masks))
