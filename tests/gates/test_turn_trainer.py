@@ -89,8 +89,7 @@ def test_a_field_has_the_benefit_of_the_doubt():
 def test_a_gate_on_its_way_returns_if_its_field_turns_out_to_be_worth_more():
     trainer = trainer_of(letters(3))
     noted(trainer, {"f00": 0.01, "f01": 0.2, "f02": 0.4})
-    for _ in range(TURN // 2):
-        trainer.step()
+    trainer.step()
     fallen = trainer.gates.scores()["f00"]
     assert fallen < 0.95
     noted(trainer, {"f00": 0.3, "f01": 0.02, "f02": 0.4})
@@ -99,6 +98,42 @@ def test_a_gate_on_its_way_returns_if_its_field_turns_out_to_be_worth_more():
     assert trainer.gates.scores()["f00"] > fallen
     assert closed(trainer) == ["f01"]
     assert trainer.worth()["f00"].nats == pytest.approx(0.01), "the other one was half paid for"
+
+
+def test_a_memorised_field_closes_at_once_with_the_worth_it_would_have():
+    fields = [
+        tl.Field("a", 1, protected=True),
+        tl.Field("b", 1, group="g"),
+        tl.Field("c", 1, group="g"),
+        tl.Field("stamp", 1),
+    ]
+    trainer = trainer_of(fields)
+    worth = FieldWorth(-0.2, 0.01, -0.2)
+    trainer.close_memorised({"stamp": worth, "a": worth, "b": worth})
+    assert trainer.open_fields() == ("a", "b", "c"), "protected, and parts of a group"
+    noted(trainer, {"a": 0.1, "b": 0.1, "c": 0.1, "stamp": 0.0})
+    assert trainer.worth()["stamp"].nats == pytest.approx(-0.2)
+    assert trainer.worth()["stamp"].error == pytest.approx(0.01)
+
+
+def test_gates_that_have_arrived_rest_until_the_next_turn():
+    trainer = trainer_of(letters(3))
+    noted(trainer, {"f00": 0.01, "f01": 0.2, "f02": 0.4})
+    assert not trainer.is_at_rest
+    for _ in range(TURN // 2 + 1):
+        trainer.step()
+    assert closed(trainer) == ["f00"]
+    assert trainer.is_at_rest
+    noted(trainer, {"f01": 0.2, "f02": 0.4})
+    assert not trainer.is_at_rest
+
+
+def test_what_was_known_of_a_field_stays_until_it_is_measured_again():
+    trainer = trainer_of(letters(3))
+    noted(trainer, {"f00": 0.01, "f01": 0.2, "f02": 0.4})
+    trainer.note_worth({"f00": FieldWorth(0.02, 0.0, 0.02)})
+    worth = {name: one.nats for name, one in trainer.worth().items()}
+    assert worth == pytest.approx({"f00": 0.02, "f01": 0.2, "f02": 0.4})
 
 
 def test_while_the_price_waits_nothing_closes():

@@ -58,13 +58,15 @@ def test_with_gates_a_field_becomes_the_mean_that_its_closed_gate_has(mixed, bac
         assert torch.allclose(found.changes[place], (complete - masked).detach(), atol=1e-5)
 
 
-def test_samples_are_evenly_spaced_validation_rows_and_half_as_many_train_rows(mixed, monkeypatch):
+def test_samples_are_evenly_spaced_validation_rows_and_a_quarter_as_many_train_rows(
+    mixed, monkeypatch
+):
     monkeypatch.setattr(sample, "CHUNK", 2)  # fewer rows than the distance of two of them
     search = Search(mixed, models.benchmark("wide_deep"), QUICK)
     count = len(mixed.valid) // 3
     samples = Samples(search, count)
     assert torch.equal(samples.valid.label, mixed.valid.label[::3])
-    assert len(samples.train) == len(samples.valid) // 2
+    assert len(samples.train) == len(samples.valid) // 4
     monkeypatch.setattr(contributions, "NUMBERS", 20 * mixed.fields.dims)
     assert len(Samples(search, count).valid) <= 20, "wide inputs take fewer rows"
 
@@ -77,11 +79,28 @@ def test_fields_with_correlated_contributions_are_alike():
     assert alike(changes[:1], ["a"]) == []
 
 
-def test_the_field_of_a_pair_that_is_worth_more_took_over():
-    worth = {"a": Worth(0.0, 0.0, 0.0), "b": Worth(0.3, 0.2, 0.4), "c": Worth(-0.1, -0.2, 0.0)}
-    rises = dict.fromkeys(worth, 0.01)
-    [found] = substitutes_of([("b", "a"), ("a", "c")], rises, worth)
+def test_the_field_of_a_pair_whose_worth_rose_took_over():
+    after = {"a": Worth(0.0, 0.0, 0.0), "b": Worth(0.3, 0.2, 0.4), "c": Worth(-0.1, -0.2, 0.0)}
+    before = dict.fromkeys(after, Worth(0.01, 0.0, 0.02))
+    [found] = substitutes_of([("b", "a"), ("a", "c")], {}, before, after)
     assert (found.closed, found.field, found.before, found.after) == ("a", "b", 0.01, 0.3)
+
+
+def test_a_worth_that_rises_by_chance_makes_no_substitute_but_a_copy_always_is_one():
+    after = {"a": Worth(0.0, 0.0, 0.0), "b": Worth(0.03, 0.0, 0.06)}
+    before = dict.fromkeys(after, Worth(0.01, -0.01, 0.03))
+    assert substitutes_of([("a", "b")], {}, before, after) == ()
+    [found] = substitutes_of([("a", "b")], {"a": "b"}, before, after)
+    assert (found.closed, found.field) == ("a", "b")
+
+
+def test_the_worth_of_contributions_has_their_errors():
+    found = contributions.Contributions(
+        torch.zeros(2, 1), torch.tensor([0.1, 0.2]), torch.tensor([0.01, 0.02])
+    )
+    worth = found.worth(["a", "b"])
+    assert worth["b"].nats == pytest.approx(0.2)
+    assert worth["a"].error == pytest.approx(0.01)
 
 
 def test_masks_take_about_a_quarter_of_the_time_of_the_training(mixed, monkeypatch):

@@ -30,6 +30,7 @@ NOISE = 0.16  # the standard error of the first average, in units of the spread 
 UNCLEAR = 0.5  # standard errors of the slope that do not move a gate
 CLEARLY = 2.0  # standard errors of the slope beyond which a gate moves while the price waits
 HARMFUL = 3.0  # times faster than by the price alone a field closes that does harm
+ROUNDING = 1e-4  # of a logit
 SMALLEST = 1e-30  # standard error, of a field that never varies
 TENSORS = ("slope", "square", "worth", "variance", "distance", "moved", "is_open")
 
@@ -134,15 +135,20 @@ class PathOptimizer(Optimizer):
         return self.is_open & (self._gates.free > 0)
 
     @torch.no_grad()
-    def move(self, speed: Tensor) -> None:
+    def move(self, speed: Tensor) -> bool:
         """Move gates that may close, whatever their gradient.
 
         Args:
             speed: How far each logit moves, (G,), in units of the learning rate; above 0 opens.
+
+        Returns:
+            Whether any of them has moved.
         """
         logits = self.logits()
         moved = (logits + self.param_groups[0]["lr"] * speed).clamp(LOWEST, OPEN)
-        self._write(torch.where(self.is_moving(), moved, logits))
+        moved = torch.where(self.is_moving(), moved, logits)
+        self._write(moved)
+        return bool(((moved - logits).abs() > ROUNDING).any())
 
     def ready_to_close(self) -> list[int]:
         """Return the gates that have fallen far enough to close for good, the least worth first."""

@@ -20,7 +20,7 @@ PATIENCE = 4  # evaluations that the price waits for a better loss
 PART = 0.25  # of the price by which a loss must be lower to be better,
 BEYOND_NOISE = 2.0  # and standard errors of the difference
 MOST_ROWS = 50_000  # whose losses are compared
-WAITS = 0.25  # of the steps, at most, are added by waiting
+WAITS = 0.4  # of the steps, at most, are added by waiting
 
 TURN = 0.1  # of the open gates that close in a turn, rounded up
 ABOVE = 1 + 1e-3  # times its limit that a price must be for a gate to close

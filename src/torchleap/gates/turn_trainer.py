@@ -17,7 +17,7 @@ from .price_schedule import ON_ITS_WAY, TURN
 from .relative_costs import PriceBy
 from .worth_estimate import STEP_UP, rising
 
-MARGIN = 1.2  # times the way from open to closed that a gate could move in a turn
+PART = 1 / 3  # of a turn in which a gate moves from open to closed; then the model adapts
 RETURNS = 0.25  # of its full speed with which a gate opens again whose field does not pay
 AT_ONCE = 0.25  # of the open gates that close in a turn, at most, rounded up
 DOUBT = 2.0  # standard errors that a field may be worth more than was measured
@@ -25,7 +25,7 @@ PRECISE = 4.0  # standard errors from which a worth is precise
 SURE = 1.5  # standard errors from 0 beyond which a field is useful, or does harm
 NOTICEABLE = 2e-3  # of the loss at the start: a worth that counts though it is not certain
 LEAST_ERROR = 1e-12  # of a worth, as a weight
-TENSORS = ("alone", "error", "share", "now")
+TENSORS = ("alone", "error", "share", "now", "pays")
 
 
 class FieldWorth(NamedTuple):
@@ -64,8 +64,10 @@ class TurnTrainer(PathTrainer):
     ) -> None:
         check_arguments(turn=whole(turn, at_least=1))
         super().__init__(model, gates, steps=steps, price_by=price_by)
-        self.optimizer.param_groups[0]["lr"] = MARGIN * (OPEN - SHUT) / turn
+        self.optimizer.param_groups[0]["lr"] = (OPEN - SHUT) / max(1, int(PART * turn))
         self.tensors = {name: torch.zeros_like(self.costs) for name in TENSORS}
+        self.is_at_rest = False
+        self._waited = False  # whether the price waited in the step before
 
     def step(self, loss: Callable[[], Tensor] | None = None) -> None:
         """Move the gates that pay towards 0 and the others back; no gradient is needed.
@@ -79,15 +81,40 @@ class TurnTrainer(PathTrainer):
         self.done += 1
         if self.is_finished:
             return
-        pays = self._pays()
+        waits = self.schedule.wait()
+        if self.is_at_rest and waits == self._waited:
+            return
+        self._waited = waits
+        pays = self.tensors["pays"] > 0
         speed = torch.where(pays, -1.0, RETURNS)
-        if self.schedule.wait():
+        if waits:
             speed = torch.where(pays, 0.0, RETURNS)
-        self.optimizer.move(speed)
-        for gate in self.optimizer.ready_to_close():
+        self.is_at_rest = not self.optimizer.move(speed)
+        self._close_those_below()
+
+    def _close_those_below(self) -> None:
+        """Close the gates that have fallen far enough, the least valuable first, but the last."""
+        per_cost = self.tensors["now"] / self.costs
+        ready = self.optimizer.ready_to_close()
+        for gate in sorted(ready, key=lambda gate: float(per_cost[gate])):
             if int(self.optimizer.is_open.sum()) > 1:
                 self._close(gate)
         self.is_complete = int(self.optimizer.is_open.sum()) == 1
+
+    def close_memorised(self, worth: Mapping[str, FieldWorth]) -> None:
+        """Close fields at once that the model would memorise in further training.
+
+        Args:
+            worth: The fields, with what each was worth in a model that has memorised it. Protected
+                fields and those of a group stay open.
+        """
+        is_moving = self.optimizer.is_moving().tolist()
+        for name, gate in self._gate_numbers().items():
+            is_alone = int((self.gates.field_gate == gate).sum()) == 1
+            if name in worth and is_alone and is_moving[gate]:
+                for tensor, value in zip(("alone", "error", "share"), worth[name], strict=True):
+                    self.tensors[tensor][gate] = value
+                self._close(gate)
 
     def _pays(self) -> Tensor:
         """Return for each gate whether the price is above twice the worth of its field, (G,).
@@ -105,11 +132,14 @@ class TurnTrainer(PathTrainer):
         """Begin the next turn, unless the price waits.
 
         Args:
-            worth: What each open field is worth in the present model. The fields of a group add up.
+            worth: What open fields are worth in the present model; what was known of the others
+                stays. The fields of a group add up.
         """
         found = {name: torch.zeros_like(self.costs) for name in TENSORS}
+        is_new = torch.zeros_like(self.costs, dtype=torch.bool)
         for name, gate in self._gate_numbers().items():
             if name in worth:
+                is_new[gate] = True
                 found["alone"][gate] += worth[name].alone
                 found["error"][gate] = math.hypot(float(found["error"][gate]), worth[name].error)
                 found["share"][gate] += worth[name].share
@@ -117,11 +147,13 @@ class TurnTrainer(PathTrainer):
         # A gate on its way has paid for a part of its worth already.
         is_open = self.optimizer.is_open & (self.optimizer.logits() > ON_ITS_WAY)
         for name in ("alone", "error", "share"):
-            self.tensors[name] = torch.where(is_open, found[name], self.tensors[name])
-        self.tensors["now"] = found["now"]
+            self.tensors[name] = torch.where(is_new & is_open, found[name], self.tensors[name])
+        self.tensors["now"] = torch.where(is_new, found["now"], self.tensors["now"])
+        self.is_at_rest = False
         if not self.schedule.is_waiting:
-            per_cost = found["now"] / self.costs
+            per_cost = self.tensors["now"] / self.costs
             self.schedule.let_close(per_cost[self.optimizer.is_moving()])
+        self.tensors["pays"] = self._pays().to(self.costs)
 
     def worth(self) -> dict[str, Worth]:
         """Return the worth of each field in the model in which it was the next to close."""
@@ -167,13 +199,16 @@ class TurnTrainer(PathTrainer):
     def state_dict(self) -> dict[str, Any]:
         """Return the state of the path and the worth of the fields."""
         worth = {name: tensor.clone() for name, tensor in self.tensors.items()}
-        return {**super().state_dict(), "worth": worth}
+        moving = {"is_at_rest": self.is_at_rest, "waited": self._waited}
+        return {**super().state_dict(), "worth": worth, "moving": moving}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore the path and the worth of the fields, if they fit these gates."""
         check_tensors(state["worth"], self.tensors, "the worth of the fields")
         super().load_state_dict(state)
         self.tensors = {name: one.clone().to(self.costs) for name, one in state["worth"].items()}
+        self.is_at_rest = bool(state["moving"]["is_at_rest"])
+        self._waited = bool(state["moving"]["waited"])
 
 
 def in_doubt(worth: Tensor, error: Tensor) -> Tensor:

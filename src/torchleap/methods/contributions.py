@@ -1,5 +1,6 @@
 """What each field contributes to the outputs of a trained model, and which fields say the same."""
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -10,6 +11,7 @@ from ..data.task import Batch
 from ..gates.leap import LeAP
 from ..models import Ranker
 from ..selection import Substitute, Worth
+from ..selection.path import NORMAL_95
 from .base import Search
 from .sample import chunks, evenly_spaced
 from .shark import mean_input
@@ -38,6 +40,19 @@ class Contributions(NamedTuple):
     rises: Tensor
     errors: Tensor
 
+    def worth(self, names: Sequence[str]) -> dict[str, Worth]:
+        """Return the rise of the loss by field, where each mask is one field.
+
+        Args:
+            names: The names of the fields.
+        """
+        found = {}
+        measured = zip(names, self.rises.tolist(), self.errors.tolist(), strict=True)
+        for name, nats, error in measured:
+            half = NORMAL_95 * error
+            found[name] = Worth(nats, nats - half, nats + half)
+        return found
+
 
 class Samples:
     """The rows on which contributions are measured: validation rows, and train rows beside them.
@@ -48,13 +63,13 @@ class Samples:
 
     Attributes:
         valid: Evenly spaced validation rows.
-        train: Random train rows, half as many.
+        train: Random train rows, a quarter as many.
     """
 
     def __init__(self, search: Search, most: int = ROWS) -> None:
         most = max(2, min(most, NUMBERS // search.task.fields.dims))
         self.valid = evenly_spaced(search.task.valid, most)
-        count = min(max(2, len(self.valid) // 2), len(search.task.train))
+        count = min(max(2, len(self.valid) // 4), len(search.task.train))
         rows = search.task.train.batches(count, shuffle=True, seed=search.seed)
         self.train = next(iter(rows))
 
@@ -102,9 +117,13 @@ def contributions(
     """
     task = search.task
     model.eval()
-    mean = mean_input(search, model) if gates is None else gates.means()  # (D,)
     net = SplitNet(model.net, task.fields.dims, hooks=gates is None)
     size = rows_at_once(task.fields.dims + len(net.bias))
+    if gates is None:
+        mean = mean_input(search, model)
+    else:
+        mean = sample_mean(model, sample)  # the running means of gates are older than the tables
+        net.put_behind(gates.gate_in_eval()[gates.column_gate], gates.means())
     if masks is None:
         masks = [(name,) for name in task.fields.names]
     blocks = [[task.fields.columns(name) for name in mask] for mask in masks]
@@ -112,15 +131,16 @@ def contributions(
     rises = []
     for batch in chunks(sample, size):
         x = model.inputs(*batch.inputs)  # (B, D)
-        if gates is not None:
-            x = gates(x)
-        z = x @ net.weight.T + net.bias  # (B, H)
-        output = net.finish(z, x)
+        z = torch.addmm(net.bias, x, net.weight.T)  # (B, H)
+        seen = x
+        if gates is not None and net.others:
+            seen = gates(x)
+        output = net.finish(z, seen)
         loss = task.objective.row_losses(output, batch.label)
         own_changes = []
         own_rises = []
         for own_blocks in blocks:
-            masked = _masked(net, x, z, mean, own_blocks)
+            masked = _masked(net, x, seen, z, mean, own_blocks)
             own_changes.append(output - masked)
             own_rises.append(task.objective.row_losses(masked, batch.label) - loss)
         changes.append(torch.stack(own_changes))
@@ -130,19 +150,35 @@ def contributions(
     return Contributions(torch.cat(changes, dim=1), by_row.mean(1), errors.nan_to_num(0.0))
 
 
-def _masked(net: SplitNet, x: Tensor, z: Tensor, mean: Tensor, blocks: Sequence[slice]) -> Tensor:
+def sample_mean(model: Ranker, sample: Batch) -> Tensor:
+    """Return the mean of each column of the network's input over some rows of a sample, (D,).
+
+    Args:
+        model: The model, in eval mode.
+        sample: The rows, of which at most 2,048 evenly spaced ones are read.
+    """
+    every = -(-len(sample) // FEWEST)
+    mean: Tensor = model.inputs(*sample.take(slice(0, len(sample), every)).inputs).mean(0)
+    return mean
+
+
+def _masked(
+    net: SplitNet, x: Tensor, seen: Tensor, z: Tensor, mean: Tensor, blocks: Sequence[slice]
+) -> Tensor:
     """Return the outputs with some blocks of columns replaced by their means, (B,).
 
     Args:
         net: The network.
-        x: Its input, (B, D).
-        z: The linear layers of that input, (B, H).
+        x: The input of its linear layers, (B, D).
+        seen: The input of its other parts, (B, D).
+        z: The outputs of the linear layers, (B, H).
         mean: The means, (D,).
         blocks: The columns to replace.
     """
-    seen = x.clone() if net.others else x
+    if net.others:
+        seen = seen.clone()
     for columns in blocks:
-        z = z + (mean[columns] - x[:, columns]) @ net.weight[:, columns].T
+        z = torch.addmm(z, mean[columns] - x[:, columns], net.weight[:, columns].T)
         if net.others:
             seen[:, columns] = mean[columns]
     return net.finish(z, seen)
@@ -165,19 +201,29 @@ def alike(changes: Tensor, names: Sequence[str]) -> list[tuple[str, str]]:
 
 
 def substitutes_of(
-    pairs: Sequence[tuple[str, str]], rises: Mapping[str, float], worth: Mapping[str, Worth]
+    pairs: Sequence[tuple[str, str]],
+    copies: Mapping[str, str],
+    before: Mapping[str, Worth],
+    after: Mapping[str, Worth],
 ) -> tuple[Substitute, ...]:
     """Return the pairs of fields of which one took over when the other one closed.
 
+    These are equivalent fields, and fields whose contributions are alike and of which the one that
+    stayed longer is worth more on the path than in the model of all fields, beyond the chance of
+    the rows.
+
     Args:
         pairs: The pairs whose contributions are alike in the model of all fields.
-        rises: The rise of that model's loss without each field.
-        worth: The worth of each field on the path.
+        copies: The fields that closed at once, each with the one that stands for it.
+        before: What each field is worth in the model of all fields.
+        after: What it is worth on the path.
     """
     found = []
     for pair in pairs:
-        first, last = sorted(pair, key=lambda name: worth[name].nats)
-        after = worth[last].nats
-        if after > 0:
-            found.append(Substitute(first, last, rises[last], after))
+        first, last = sorted(pair, key=lambda name: after[name].nats)
+        is_copy = copies.get(first) == last
+        rise = after[last].nats - before[last].nats
+        error = math.hypot(before[last].error, after[last].error)
+        if after[last].nats > 0 and (is_copy or rise > NORMAL_95 * error):
+            found.append(Substitute(first, last, before[last].nats, after[last].nats))
     return tuple(sorted(found, key=lambda pair: pair.before - pair.after))

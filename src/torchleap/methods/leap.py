@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any, ClassVar
@@ -11,10 +12,9 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from .._common.checks import setting
-from ..gates.path_trainer import STEPS
 from ..gates.price_schedule import TURN
 from ..gates.relative_costs import PriceBy
-from ..gates.turn_trainer import TurnTrainer, turns_of
+from ..gates.turn_trainer import FieldWorth, TurnTrainer, turns_of
 from ..models import Ranker
 from ..plugin import attach
 from ..training.evaluate import predict_together
@@ -23,12 +23,13 @@ from .base import GateMethod, Scores, Search, Snapshot
 from .contributions import Samples, affordable_rows, alike, contributions, substitutes_of
 from .equivalents import equivalents
 from .interactions import Interactions
+from .memorised import Memorised
 from .path_points import PathMetric, headline_of
 from .planting import plant
 from .worth_meter import WorthMeter
 
-FRACTION = 0.6  # of the steps of the training before, that a path takes,
-LEAST = 480  # but at least so many: with fewer, the model cannot adapt
+FRACTION = 0.45  # of the steps of the training before, that a path takes,
+LEAST = 300  # but at least so many: with fewer, the model cannot adapt
 MEASURED = 32  # batches of train rows from which the gates know the means of fields
 LONGEST = 3  # times the steps of the path after which it ends in any case
 SNAPSHOTS = 10  # that are kept at most
@@ -51,9 +52,8 @@ class LeAPMethod(GateMethod):
         optimism: How much it counts against a field that it helps on train rows more than on
             validation rows.
         slowness: How many times as many steps as usual the path takes.
-        steps: The steps of the path, without those in which the price waits. None is three fifths
-            of the steps of the ordinary training, but at least 480, and at most 1,300, or an epoch
-            if that is more, times the slowness.
+        steps: The steps of the path, without those in which the price waits. None is 0.45 times
+            those of the ordinary training, but at least 300, times the slowness.
     """
 
     measures_worth: ClassVar[bool] = True
@@ -67,12 +67,12 @@ class LeAPMethod(GateMethod):
         model = search.model()
         limit = search.training.time_limit
         training = replace(search.training, time_limit=None if limit is None else 0.4 * limit)
-        plain_run = search.fit(model, training=training)
+        memorised = Memorised(search)
+        plain_run = search.fit(model, memorised, training=training)
         plain = copy.deepcopy(model)
         search.plain = plain
         plugin = attach(model, search.task.fields, at="net", seed=search.seed)
-        usual = suited_steps(search, plain_run.step)
-        steps = self.steps or max(1, round(self.slowness * usual))
+        steps = self.steps or max(1, round(self.slowness * suited_steps(plain_run.step)))
         turn = max(1, steps // max(1, turns_of(len(search.task.fields))))
         trainer = TurnTrainer(model, plugin.gates, steps=steps, turn=turn, price_by=self.price_by)
         masks = len(search.task.fields) / TURN
@@ -82,7 +82,8 @@ class LeAPMethod(GateMethod):
         names = search.task.fields.names
         alone = contributions(search, plain, samples.valid)
         pairs = alike(alone.changes, names)
-        hook.begin(model, plain, copies=equivalents(search, plain, pairs))
+        copies = equivalents(search, plain, pairs)
+        hook.begin(model, plain, copies=copies, memorised=memorised.worth())
         settings = path_training(search.training, steps, turn, limit)
         others = [trainer.gates.theta]
         trainer.gates.theta.requires_grad_(False)  # gates follow the measured worth
@@ -94,25 +95,20 @@ class LeAPMethod(GateMethod):
         )
         trainer.gates.theta.requires_grad_(True)
         metric = headline_of(search)
-        substitutes = substitutes_of(pairs, search.by_field(alone.rises), trainer.worth())
+        before = alone.worth(names)
+        substitutes = substitutes_of(pairs, copies, before, trainer.worth())
         search.path = trainer.path(metric.name, substitutes)
         search.snapshots = hook.snapshots
         return trainer.scores()
 
 
-def suited_steps(search: Search, trained: int) -> int:
-    """Return the steps of a path, without waiting.
-
-    They are three fifths of those of the training before, but at least 480, and at most 1,300, or
-    an epoch if that is more.
+def suited_steps(trained: int) -> int:
+    """Return the steps of a path, without waiting: 0.45 times those of the training.
 
     Args:
-        search: The search.
         trained: The steps of the training before.
     """
-    # A memorised field shows only in rows that come again.
-    most = max(STEPS, search.steps_per_epoch)
-    return max(LEAST, min(most, round(FRACTION * trained)))
+    return max(LEAST, round(FRACTION * trained))
 
 
 def path_training(training: Training, steps: int, turn: int, limit: float | None) -> Training:
@@ -177,17 +173,27 @@ class PathSteps(Hook):
         self.seed = search.seed
         self.metric = PathMetric(search)
         self.snapshots: list[Snapshot] = []
+        self._mask = ExitStack()
+        self._is_masked = False
 
-    def begin(self, model: Ranker, plain: Ranker, *, copies: Mapping[str, str]) -> None:
+    def begin(
+        self,
+        model: Ranker,
+        plain: Ranker,
+        *,
+        copies: Mapping[str, str],
+        memorised: Mapping[str, FieldWorth],
+    ) -> None:
         """Record the model of all fields as the first point, and let the first fields close.
 
-        Copies of other fields close at once. Products of two fields that the model has not learned
-        are planted into its network.
+        Copies of other fields and memorised fields close at once. Products of two fields that the
+        model has not learned are planted into its network.
 
         Args:
             model: The attached model, whose gates are open.
             plain: The same model without gates.
             copies: The fields to close, each with the one that stands for it.
+            memorised: The fields that further training would memorise, with their worth after it.
         """
         outputs = predict_together(model, self.task.valid)  # as without gates, which saw no row yet
         loss = self.metric.loss(outputs)
@@ -195,6 +201,7 @@ class PathSteps(Hook):
         self._measure_means(model)
         self._add_point(model, outputs, loss)
         self.trainer.close_copies(copies)
+        self.trainer.close_memorised(memorised)
         self.trainer.note_worth(self.meter.measure(plain, self.trainer.open_fields(), outputs))
         plant(model.net, self.meter.interactions.to_plant(outputs, loss))
 
@@ -215,6 +222,22 @@ class PathSteps(Hook):
     def after_step(self, run: Run) -> None:
         """Move the gates."""
         self.trainer.step()
+        self._follow_gates()
+
+    def _follow_gates(self) -> None:
+        """Show the model what a pruned one sees while no gate moves: means of closed fields."""
+        if self.trainer.is_at_rest == self._is_masked:
+            return
+        self._mask.close()
+        self._is_masked = self.trainer.is_at_rest
+        if self._is_masked:
+            gates = self.trainer.gates
+            self._mask.enter_context(gates.masked(self.trainer.open_fields()))
+
+    def at_end(self, run: Run) -> None:
+        """Let the gates see all fields again."""
+        self._mask.close()
+        self._is_masked = False
 
     def after_eval(self, run: Run, record: dict[str, float]) -> None:
         """Add a point to the path, with the weights of the model, and begin the next turn."""
@@ -227,6 +250,7 @@ class PathSteps(Hook):
             assert isinstance(model, Ranker)
             names = trainer.open_fields()
             trainer.note_worth(self.meter.measure(model, names, run.outputs, trainer.gates))
+            self._follow_gates()
         gates = trainer.gates.scores()
         record.update({f"gate_{name}": score for name, score in gates.items()})
         record["price"] = trainer.price
@@ -280,6 +304,7 @@ class PathSteps(Hook):
         self.trainer.load_state_dict(state)
         self.snapshots = [Snapshot(tuple(kept), weights) for kept, weights in state["snapshots"]]
         self.metric.load_state_dict(state)
+        self._follow_gates()
 
 
 def _least_missed(counts: Sequence[int]) -> int:

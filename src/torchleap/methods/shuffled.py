@@ -187,6 +187,16 @@ class SplitNet:
         self.weight = torch.cat(weights)
         self.bias = torch.cat(biases)
 
+    def put_behind(self, gate: Tensor, mean: Tensor) -> None:
+        """Let the linear layers take their input as it is before gates that mix it with its mean.
+
+        Args:
+            gate: The gate of each column, (D,).
+            mean: The mean that it is mixed with, (D,).
+        """
+        self.bias = self.bias + self.weight @ ((1 - gate) * mean)
+        self.weight = self.weight * gate
+
     def finish(self, z: Tensor, x: Tensor) -> Tensor:
         """Return the outputs, (B,).
 

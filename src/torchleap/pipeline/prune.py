@@ -15,6 +15,7 @@ from ..training.fit import Hook, Run, Training
 
 BATCHES_OF_MEANS = 50
 EXAMPLE_ROWS = 64
+EPOCHS = 4  # of fine-tuning, at most
 
 
 def with_means(model: nn.Module, task: Task, seed: int) -> Plugin:
@@ -52,7 +53,7 @@ def prune_and_finetune(
         selection: The fields to keep.
         task: The data to fine-tune on.
         training: The settings of the training before; fine-tuning takes 0.3 times its learning
-            rate, for two epochs at most.
+            rate, for four epochs at most.
         trained: The run that trained the model, whose optimizers continue; None uses new ones.
         callbacks: Hooks that watch the fine-tuning.
         checkpoint: A file to resume the fine-tuning from, which is kept; None saves nothing.
@@ -61,7 +62,7 @@ def prune_and_finetune(
     small = plugin.prune(selection, example=example)
     gentle = replace(
         training,
-        epochs=2,
+        epochs=EPOCHS,
         eval_every=max(1, training.steps_per_epoch(len(task.train)) // 4),
         patience=3,
         lr=0.3 * training.lr,
