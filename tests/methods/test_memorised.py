@@ -29,7 +29,7 @@ def stamped():
             "stamp": rng.permutation(count) // 2,
         }
     )
-    ids = dict.fromkeys(("user", "noise", "stamp"), {"kind": "categorical"})
+    ids = {name: {"kind": "categorical"} for name in ("user", "noise", "stamp")}
     return tl.data.read(frame, label="click", columns=ids, min_count=1)
 
 

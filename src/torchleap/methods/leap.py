@@ -29,6 +29,7 @@ from .planting import plant
 from .worth_meter import WorthMeter
 
 FRACTION = 0.45  # of the steps of the training before, that a path takes,
+RATE = 0.5  # of the learning rate of the training before
 LEAST = 300  # but at least so many: with fewer, the model cannot adapt
 MEASURED = 32  # batches of train rows from which the gates know the means of fields
 LONGEST = 3  # times the steps of the path after which it ends in any case
@@ -127,6 +128,7 @@ def path_training(training: Training, steps: int, turn: int, limit: float | None
         eval_every=turn,
         schedule="constant",
         warmup=0,
+        lr=RATE * training.lr,
         time_limit=None if limit is None else 0.6 * limit,
     )
 
