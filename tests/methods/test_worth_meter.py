@@ -42,14 +42,17 @@ def measured(monkeypatch, losses, gains, *, errors=0.0, on_train=None, meter=Non
 
 
 def test_two_fields_that_matter_only_together_share_what_both_are_worth(monkeypatch):
-    found, _ = measured(monkeypatch, [0.06, 0.06, 0.01, 0.06], 0.0)
+    found, meter = measured(monkeypatch, [0.06, 0.06, 0.01, 0.06], 0.0)
+    assert meter.together == {("a", "b")}
     assert found["a"].alone == found["b"].alone == pytest.approx(0.06)
     assert found["a"].share == found["b"].share == pytest.approx(0.03)
     assert found["c"].share == found["c"].alone == pytest.approx(0.01)
 
 
 def test_fields_that_matter_by_themselves_keep_their_worth(monkeypatch):
-    found, _ = measured(monkeypatch, [0.06, 0.01, 0.01, 0.06], 0.0)
+    _, before = measured(monkeypatch, [0.06, 0.06, 0.01, 0.06], 0.0)
+    found, meter = measured(monkeypatch, [0.06, 0.01, 0.01, 0.06], 0.0, meter=before)
+    assert meter.together == set(), "any more"
     assert found["a"].share == pytest.approx(0.06)
     assert found["b"].share == pytest.approx(0.01)
 

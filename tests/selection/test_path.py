@@ -112,3 +112,35 @@ def test_a_rule_that_cannot_be_met_is_refused(limits, path, message):
 def test_a_path_without_points_has_no_best_one():
     with pytest.raises(tl.TorchleapError, match="has no path. Search with method='leap'"):
         _ = Path("auc", WORTH).best
+
+
+PAIRED = Path("auc", WORTH, POINTS, together=(("b", "c"),))
+
+
+def test_fields_that_are_worth_something_only_together_are_kept_or_dropped_together():
+    assert kept(PAIRED, share=0.75) == ("a", "b", "c")
+    assert kept(PAIRED, share=0.5) == ("a", "d"), "half of a pair is of no use"
+    assert kept(PATH, share=0.5) == ("a", "b")
+    assert kept(PAIRED, dims=7) == ("a", "b", "c")
+    assert kept(PAIRED, dims=6) == ("a",)
+    assert kept(PAIRED, worth=0.01) == ("a", "b", "c")
+
+
+def test_a_budget_below_a_pair_takes_one_half():
+    fields = tl.Fields({"b": 2, "c": 4})
+    path = Path("auc", {}, together=(("b", "c"),))
+    assert select(fields, {"b": 0.2, "c": 0.1}, path=path, share=0.5).kept == ("b",)
+
+
+def test_a_protected_field_does_not_protect_the_other_half_of_its_pair():
+    fields = tl.Fields([tl.Field("b", 2, protected=True), tl.Field("c", 4), tl.Field("e", 1)])
+    path = Path("auc", {}, together=(("b", "c"),))
+    scores = {"b": 0.2, "c": 0.1, "e": 0.3}
+    assert select(fields, scores, path=path, share=0.67).kept == ("b", "e")
+
+
+def test_pairs_go_through_json():
+    assert Path.from_json(json.loads(json.dumps(PAIRED.to_json()))) == PAIRED
+    older = PATH.to_json()
+    del older["together"]
+    assert Path.from_json(older) == PATH

@@ -79,3 +79,12 @@ def test_a_share_drops_the_beginning_of_the_removal_order(rows):
 def test_ranking_refuses_missing_scores():
     with pytest.raises(SelectionError, match="'d' has none"):
         rank(FIELDS, {"a": 0.5, "b": 0.5, "c": 0.9})
+
+
+def test_fields_that_belong_together_are_one_group_and_chains_of_them_too():
+    fields = Fields({"a": 1, "b": 2, "c": 4, "d": 8})
+    scores = {"a": 0.5, "b": 0.1, "c": 0.2, "d": 0.3}
+    groups = rank(fields, scores, [("b", "c")])
+    assert [group.names for group in groups] == [("a",), ("d",), ("b", "c")]
+    groups = rank(fields, scores, [("b", "c"), ("c", "a")])
+    assert [group.names for group in groups] == [("a", "b", "c"), ("d",)]

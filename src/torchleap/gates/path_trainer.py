@@ -289,19 +289,26 @@ class PathTrainer(BaseTrainer):
             found[name] = worth.nats / cost
         return found
 
-    def path(self, metric: str, substitutes: tuple[Substitute, ...] = ()) -> Path:
+    def path(
+        self,
+        metric: str,
+        substitutes: tuple[Substitute, ...] = (),
+        together: tuple[tuple[str, ...], ...] = (),
+    ) -> Path:
         """Return the path so far.
 
         Args:
             metric: The name of the metric of its points.
             substitutes: The fields that took over for others.
+            together: The fields that are worth something only together.
         """
         if self.done == 0:
             raise SelectionError(
                 "plugin.path() needs a path, but no step has been taken. Train with "
                 "trainer = plugin.trainer(path=True)."
             )
-        return Path(metric, self.worth(), tuple(self.points), substitutes, self.gates_at_best)
+        points = tuple(self.points)
+        return Path(metric, self.worth(), points, substitutes, self.gates_at_best, together)
 
     # State
 

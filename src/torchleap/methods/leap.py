@@ -98,7 +98,7 @@ class LeAPMethod(GateMethod):
         metric = headline_of(search)
         before = alone.worth(names)
         substitutes = substitutes_of(pairs, copies, before, trainer.worth())
-        search.path = trainer.path(metric.name, substitutes)
+        search.path = trainer.path(metric.name, substitutes, tuple(sorted(meter.together)))
         search.snapshots = hook.snapshots
         return trainer.scores()
 
@@ -298,6 +298,7 @@ class PathSteps(Hook):
         return {
             **self.trainer.state_dict(),
             "snapshots": [[list(one.kept), one.weights] for one in self.snapshots],
+            "together": sorted(map(list, self.meter.together)),
             **self.metric.state_dict(),
         }
 
@@ -305,6 +306,7 @@ class PathSteps(Hook):
         """Restore the trainer, its points and the snapshots."""
         self.trainer.load_state_dict(state)
         self.snapshots = [Snapshot(tuple(kept), weights) for kept, weights in state["snapshots"]]
+        self.meter.together = {tuple(names) for names in state["together"]}
         self.metric.load_state_dict(state)
         self._follow_gates()
 

@@ -28,6 +28,10 @@ class WorthMeter:
         samples: The rows.
         optimism: How much it counts against a field that it helps on train rows more than on
             validation rows.
+
+    Attributes:
+        first_gain: What each pair would have gained at the first measurement.
+        together: The pairs that were worth something only together when they were last measured.
     """
 
     def __init__(
@@ -38,6 +42,7 @@ class WorthMeter:
         self.samples = samples
         self.optimism = optimism
         self.first_gain: dict[Mask, float] = {}
+        self.together: set[Mask] = set()
 
     def measure(
         self, model: Ranker, names: Sequence[str], outputs: Tensor, gates: LeAP | None = None
@@ -69,7 +74,9 @@ class WorthMeter:
         share = dict(alone)
         for pair in gains:
             one, other = pair
+            self.together.discard(pair)
             if loss[pair] < 2 * min(alone[one], alone[other]):  # neither is worth much by itself
+                self.together.add(pair)
                 for name in pair:  # both close in the same turn
                     share[name] = min(share[name], loss[pair] / 2)
                     error[name,] = error[pair]

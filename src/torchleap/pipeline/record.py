@@ -251,12 +251,14 @@ class PathRecord:
         substitutes: The fields that took over for others, the largest rise first.
         adapted: Whether the model adapted to the fields of each point, which it does not where
             fields are masked.
+        together: Fields that are worth something only together.
     """
 
     metric: str
     points: Sequence[PathPointRecord]
     substitutes: Sequence[SubstituteRecord]
     adapted: bool = True
+    together: Sequence[Sequence[str]] = ()
 
     @classmethod
     def of(cls, path: "Path") -> "PathRecord":
@@ -267,6 +269,7 @@ class PathRecord:
             points=[PathPointRecord(**point) for point in content["points"]],
             substitutes=[SubstituteRecord(**one) for one in content["substitutes"]],
             adapted=path.is_adapted,
+            together=content["together"],
         )
 
 

@@ -7,7 +7,7 @@ from .._common.checks import is_number
 from .._common.errors import FieldError, SelectionError
 from ..fields import Field, Fields
 from ..selection import rank
-from .record import decision
+from .record import decision, dig
 
 FIELD_KEYS = ("name", "width", "cost", "protected", "group")
 
@@ -24,7 +24,7 @@ def budget(record: Mapping[str, Any]) -> dict[str, Any] | None:
         return None
     try:
         fields = Fields([_field(one) for one in records])
-        groups = rank(fields, scores)
+        groups = rank(fields, scores, dig(record, "path", "together") or ())
     except (FieldError, SelectionError, TypeError):
         return None
     protected = sum(group.width for group in groups if group.protected)

@@ -98,6 +98,8 @@ class Path:
             without closing fields.
         substitutes: The fields that took over for others, the largest rise first.
         gates: The gates of the fields at the best point; empty without gates.
+        together: Pairs of fields that are worth something only together, as the factors of a
+            product are.
     """
 
     metric: str
@@ -105,6 +107,7 @@ class Path:
     points: tuple[PathPoint, ...] = ()
     substitutes: tuple[Substitute, ...] = ()
     gates: Mapping[str, float] = field(default_factory=dict)
+    together: tuple[tuple[str, ...], ...] = ()
 
     @property
     def is_adapted(self) -> bool:
@@ -161,6 +164,7 @@ class Path:
                 points=tuple(points),
                 substitutes=tuple(Substitute(**one) for one in content["substitutes"]),
                 gates=dict(content["gates"]),
+                together=tuple(tuple(names) for names in content.get("together", ())),
             )
         except (TypeError, KeyError, AttributeError) as error:
             raise SelectionError(

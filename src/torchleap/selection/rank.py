@@ -1,7 +1,7 @@
 """rank: the one place that says in which order fields are kept and dropped, ties included."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from .._common.errors import SelectionError
@@ -38,11 +38,19 @@ class Group:
         return sum(member.cost or 0.0 for member in self.fields)
 
 
-def rank(fields: Fields, scores: Mapping[str, float]) -> list[Group]:
+def rank(
+    fields: Fields, scores: Mapping[str, float], together: Iterable[tuple[str, ...]] = ()
+) -> list[Group]:
     """Return all groups in the order in which a budget takes them.
 
     Protected groups come first, then the best scores. Ties go to the lower cost, then to the name
     that sorts first.
+
+    Args:
+        fields: All fields.
+        scores: The score of each field by its name.
+        together: Fields that are worth something only together, see `Path.together`: they are one
+            group, unless one of them is protected.
 
     >>> fields = Fields([Field("a", 4), Field("b", 2), Field("c", 1, protected=True)])
     >>> [group.names for group in rank(fields, {"a": 0.5, "b": 0.5, "c": 0.1})]
@@ -50,7 +58,7 @@ def rank(fields: Fields, scores: Mapping[str, float]) -> list[Group]:
     """
     _check_scores(fields, scores)
     members: dict[int, list[Field]] = {}
-    for member, gate in zip(fields, fields.gates, strict=True):
+    for member, gate in zip(fields, _joined(fields, together), strict=True):
         members.setdefault(gate, []).append(member)
     groups = []
     for sharing in members.values():
@@ -58,6 +66,23 @@ def rank(fields: Fields, scores: Mapping[str, float]) -> list[Group]:
         protected = any(member.protected for member in sharing)
         groups.append(Group(tuple(sharing), score, protected))
     return sorted(groups, key=lambda g: (not g.protected, -g.score, g.cost, min(g.names)))
+
+
+def _joined(fields: Fields, together: Iterable[tuple[str, ...]]) -> list[int]:
+    """Return the group of each field: its gate, or the first gate of the fields that belong to it.
+
+    Args:
+        fields: All fields.
+        together: The fields that belong together.
+    """
+    groups = list(fields.gates)
+    for names in together:
+        places = [fields.index(name) for name in names]
+        if any(fields[name].protected for name in names):
+            continue
+        joined = {groups[place] for place in places}
+        groups = [min(joined) if group in joined else group for group in groups]
+    return groups
 
 
 def removal_order(fields: Fields, scores: Mapping[str, float]) -> list[str]:

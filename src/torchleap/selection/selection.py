@@ -13,7 +13,7 @@ from .._common.plain import plain, read_json, write_json
 from .._common.text import plural, table
 from ..fields import Field, Fields
 from .path import Path
-from .rank import rank
+from .rank import Group, rank
 from .rule import Limits, Rule
 
 FORMAT = 1
@@ -173,8 +173,9 @@ def select(
 ) -> Selection:
     """Keep the best fields by one rule.
 
-    Protected fields are always kept; fields of one group are kept or dropped together; ties go to
-    the cheaper field, then to the name that sorts first.
+    Protected fields are always kept; fields of one group, and fields that are worth something only
+    together, are kept or dropped together; ties go to the cheaper field, then to the name that
+    sorts first.
 
     Args:
         fields: All fields.
@@ -185,13 +186,13 @@ def select(
         settings: The settings of that method; they are saved with the selection.
         limits: The rule as a keyword instead, such as `share=0.5`: one of `RULES`.
     """
-    groups = rank(fields, scores)
     if rule is None:
         rule = Rule.of(**limits)
     elif limits:
         raise SelectionError(
             f"Expected one rule, but found {rule} and {' and '.join(limits)}. Give one of them."
         )
+    groups = _groups_for(rule, fields, scores, path)
     kept = {name for group in rule.keep(groups, path) for name in group.names}
     return Selection(
         fields,
@@ -201,6 +202,21 @@ def select(
         settings={**(settings or {}), **rule.to_json()},
         rule=rule,
     )
+
+
+def _groups_for(
+    rule: Rule, fields: Fields, scores: Mapping[str, float], path: Path | None
+) -> list[Group]:
+    """Return the groups that a rule decides about, with pairs as groups where it can keep any."""
+    alone = rank(fields, scores)
+    if path is None or not path.together:
+        return alone
+    joined = rank(fields, scores, path.together)
+    try:
+        rule.check(joined)
+    except SelectionError:  # the budget is below the smallest group, which is a pair
+        return alone
+    return joined
 
 
 def _check_content(content: Any, path: str) -> None:
