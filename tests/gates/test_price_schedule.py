@@ -132,3 +132,18 @@ def test_the_losses_of_many_rows_are_sampled(monkeypatch):
     schedule = begun()
     schedule.evaluated(torch.arange(1000.0))
     assert schedule.best_losses.tolist() == list(range(0, 1000, 4))
+
+
+def test_the_price_waits_first_until_the_loss_no_longer_falls():
+    schedule = PriceSchedule(10_000)
+    schedule.begin(0.7)
+    schedule.wait_for_model(torch.full((100,), 0.7))
+    assert schedule.is_waiting
+    for loss in (0.6, 0.5):
+        schedule.evaluated(torch.full((100,), loss))
+        assert schedule.is_waiting
+    for _ in range(PATIENCE - 1):
+        schedule.evaluated(torch.full((100,), 0.5))
+        assert schedule.is_waiting
+    schedule.evaluated(torch.full((100,), 0.5))
+    assert not schedule.is_waiting

@@ -90,6 +90,16 @@ class PriceSchedule:
         self.is_waiting = self.waited < WAITS * self.steps
         return True
 
+    def wait_for_model(self, losses: Tensor) -> None:
+        """Wait until the loss no longer falls, before the first gate closes.
+
+        Args:
+            losses: The loss of each validation row at the start, (N,), as in `evaluated`.
+        """
+        self.evaluated(losses)
+        self.since_best = 0
+        self.is_waiting = True
+
     def let_close(self, worth: Tensor) -> None:
         """Raise the price to twice the worth of the least valuable tenth of the gates.
 

@@ -189,7 +189,8 @@ class PathSteps(Hook):
         """Record the model of all fields as the first point, and let the first fields close.
 
         Copies of other fields and memorised fields close at once. Products of two fields that the
-        model has not learned are planted into its network.
+        model has not learned are planted into its network. The price then waits for the model to
+        learn what has become possible.
 
         Args:
             model: The attached model, whose gates are open.
@@ -205,7 +206,10 @@ class PathSteps(Hook):
         self.trainer.close_copies(copies)
         self.trainer.close_memorised(memorised)
         self.trainer.note_worth(self.meter.measure(plain, self.trainer.open_fields(), outputs))
-        plant(model.net, self.meter.interactions.to_plant(outputs, loss))
+        planted = plant(model.net, self.meter.interactions.to_plant(outputs, loss))
+        if planted or memorised:  # the model learns much in its next steps
+            losses = self.task.objective.row_losses(outputs, self.task.valid.label)
+            self.trainer.schedule.wait_for_model(losses)
 
     @torch.no_grad()
     def _measure_means(self, model: nn.Module) -> None:
