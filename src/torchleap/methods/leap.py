@@ -29,8 +29,8 @@ from .planting import plant
 from .worth_meter import WorthMeter
 
 FRACTION = 0.45  # of the steps of the training before, that a path takes,
-RATE = 0.5  # of the learning rate of the training before
 LEAST = 300  # but at least so many: with fewer, the model cannot adapt
+RATE = 0.5  # of the learning rate before, at which the path would memorise wide fields
 MEASURED = 32  # batches of train rows from which the gates know the means of fields
 LONGEST = 3  # times the steps of the path after which it ends in any case
 SNAPSHOTS = 10  # that are kept at most
