@@ -17,7 +17,7 @@ from typing import Any
 from torchleap.bench.grid import Grid
 from torchleap.bench.run import Runner, Standing
 from torchleap.bench.sets import SYNTHETIC, DataSet, Recipe, named
-from torchleap.bench.trials import RetrainTrial, SearchTrial, Trial
+from torchleap.bench.trials import RetrainTrial, SearchTrial, Trial, path_of
 from torchleap.methods import Method
 from torchleap.models import benchmark
 from torchleap.selection import Path, PathPoint, Rule, select
@@ -52,8 +52,7 @@ class Found:
     @staticmethod
     def of(data: DataSet, method: str, seed: int, result: Mapping[str, Any]) -> "Found":
         """Return the search whose result a store has."""
-        path = None if result["path"] is None else Path.from_json(result["path"])
-        return Found(data, method, seed, result["scores"], path, result["seconds"])
+        return Found(data, method, seed, result["scores"], path_of(result), result["seconds"])
 
     def kept(self, rule: Rule) -> tuple[str, ...]:
         """Return the fields that `SearchResult.select` would keep, in field order."""

@@ -64,14 +64,14 @@ def test_equal_sets_of_fields_are_trained_once(grid, done):
     wanted = set()
     for name, data in result.data.items():
         for method in METHODS:
-            scores = (
+            searches = (
                 [None]
                 if method == "none"
-                else [r["scores"] for r in result.searches[name, "wide_deep", method].values()]
+                else list(result.searches[name, "wide_deep", method].values())
             )
             kept = {
                 None if own is None else kept_by(data, own, share)
-                for own in scores
+                for own in searches
                 for share in SHARES
             }
             wanted |= {(name, fields, seed) for fields in kept for seed in range(2)}

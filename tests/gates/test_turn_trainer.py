@@ -257,3 +257,13 @@ def test_the_number_of_turns_grows_slowly():
     assert turns_of(1) == 0
     assert turns_of(2) == 1
     assert turns_of(1000) < 60
+
+
+def test_a_cheap_field_that_may_be_worth_something_does_not_outlast_a_dear_one_that_surely_is():
+    trainer = trainer_of({"dear": 9, "cheap": 1, "best": 1}, price_by="dims")
+    worth = {"dear": 0.15, "cheap": -0.004, "best": 0.3}
+    found = {name: FieldWorth(worth[name], 0.011, worth[name]) for name in worth}
+    trainer.note_worth(found)
+    for _ in range(TURN):
+        trainer.step()
+    assert closed(trainer) == ["cheap"]

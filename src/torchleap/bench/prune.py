@@ -19,7 +19,7 @@ from ..selection import Rule, Selection, select
 from ..training.finetune import fit_pruned
 from ..training.fit import evaluate
 from .sets import DataSet
-from .trials import SearchTrial, Trial, registered_name
+from .trials import SearchTrial, Trial, path_of, registered_name
 
 PRUNED = (0.04, 0.15, 0.2, 0.3, 0.35, 0.4, 0.5)  # fractions of the dimensions, as in the paper
 EXAMPLE = 64  # rows of the batch that a model is pruned with
@@ -97,7 +97,9 @@ class RoiTrial(SearchTrial):
         points = []
         for fraction in self.prunings.fractions:
             dims = max(1, round((1 - fraction) * found.task.fields.dims))
-            selection = select(found.task.fields, result["scores"], Rule.of(dims=dims))
+            selection = select(
+                found.task.fields, result["scores"], Rule.of(dims=dims), path=path_of(result)
+            )
             points.append({"fraction": fraction, **self._measured(found, plugin, selection)})
         return {**result, "points": points}
 

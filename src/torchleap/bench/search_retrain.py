@@ -15,7 +15,7 @@ from .run import Runner
 from .sets import DataSet
 from .statistics import Comparison, Mean, Sample, compare, f1, mean_of, mean_ranks
 from .tables import Table, interval_text
-from .trials import RetrainTrial, SearchTrial
+from .trials import RetrainTrial, SearchTrial, path_of
 
 Place = tuple[str, str, float, str]  # data set, backbone, share, method
 Pair = tuple[int, int]  # search seed, retrain seed
@@ -212,15 +212,16 @@ def _retrains(
                 continue  # the search failed
             kept = None
             if result is not None and share != 1:
-                kept = kept_by(own, result["scores"], share)
+                kept = kept_by(own, result, share)
             training = grid.training_for(own, retrain_seed)
             trial = RetrainTrial(recipe, grid.models[model], training, kept)
             yield ((recipe.name, model, share, name), pair), trial
 
 
-def kept_by(data: DataSet, scores: Mapping[str, float], share: float) -> tuple[str, ...]:
-    """Return the best share of the fields, in the order of the task."""
-    return select(data.task.fields, scores, Rule.of(share=share)).kept
+def kept_by(data: DataSet, result: Mapping[str, Any], share: float) -> tuple[str, ...]:
+    """Return the best share of the fields by the result of a search, in the order of the task."""
+    rule = Rule.of(share=share)
+    return select(data.task.fields, result["scores"], rule, path=path_of(result)).kept
 
 
 def truth_found(

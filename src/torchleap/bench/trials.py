@@ -1,6 +1,7 @@
 """Trials: pieces of work that their settings determine, so that each runs once and is stored."""
 
 import platform
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, is_dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -14,6 +15,7 @@ from ..models import BACKBONES, Backbone
 from ..pipeline.evidence import trajectories
 from ..pipeline.retrain import retrain
 from ..pipeline.search import SearchResult, search
+from ..selection import Path as FieldPath
 from ..training.fit import Training
 from .sets import DataSet, Recipe
 
@@ -143,6 +145,13 @@ class RetrainTrial(Trial):
         )
         evaluations = len(result.run.history)
         return {"metrics": result.metrics, "seconds": result.seconds, "evaluations": evaluations}
+
+
+def path_of(result: Mapping[str, Any]) -> FieldPath | None:
+    """Return the path in the stored result of a search; None if the method has none."""
+    if result["path"] is None:
+        return None
+    return FieldPath.from_json(result["path"])
 
 
 def _open_fields(result: SearchResult) -> list[str]:

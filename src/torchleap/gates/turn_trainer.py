@@ -143,7 +143,9 @@ class TurnTrainer(PathTrainer):
                 found["alone"][gate] += worth[name].alone
                 found["error"][gate] = math.hypot(float(found["error"][gate]), worth[name].error)
                 found["share"][gate] += worth[name].share
-        found["now"] = in_doubt(found["share"], found["error"])
+        doubt = in_doubt(found["share"], found["error"]) - found["share"]
+        # Divided by a small cost, chance would count for more than the sure worth of dear fields.
+        found["now"] = found["share"] + doubt * self.costs.clamp_max(1.0)
         # A gate on its way has paid for a part of its worth already.
         is_open = self.optimizer.is_open & (self.optimizer.logits() > ON_ITS_WAY)
         for name in ("alone", "error", "share"):
