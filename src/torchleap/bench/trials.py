@@ -149,7 +149,7 @@ class RetrainTrial(Trial):
 
 def path_of(result: Mapping[str, Any]) -> FieldPath | None:
     """Return the path in the stored result of a search; None if the method has none."""
-    if result["path"] is None:
+    if result.get("path") is None:
         return None
     return FieldPath.from_json(result["path"])
 
