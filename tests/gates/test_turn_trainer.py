@@ -134,6 +134,9 @@ def test_what_was_known_of_a_field_stays_until_it_is_measured_again():
     trainer.note_worth({"f00": FieldWorth(0.02, 0.0, 0.02)})
     worth = {name: one.nats for name, one in trainer.worth().items()}
     assert worth == pytest.approx({"f00": 0.02, "f01": 0.2, "f02": 0.4})
+    for _ in range(TURN):
+        trainer.step()
+    assert closed(trainer) == ["f00"]
 
 
 def test_while_the_price_waits_nothing_closes():
