@@ -147,3 +147,15 @@ def test_the_price_waits_first_until_the_loss_no_longer_falls():
         assert schedule.is_waiting
     schedule.evaluated(torch.full((100,), 0.5))
     assert not schedule.is_waiting
+
+
+def test_a_loss_that_never_falls_ends_the_first_wait_after_a_few_evaluations():
+    schedule = PriceSchedule(10_000)
+    schedule.begin(0.7)
+    losses = torch.full((100,), 0.7)
+    schedule.wait_for_model(losses)
+    waited = 0
+    while schedule.is_waiting:
+        schedule.evaluated(losses)
+        waited += 1
+    assert waited == PATIENCE
