@@ -252,3 +252,20 @@ def test_protected_gates_and_rounding_do_not_count_as_moved():
     with torch.no_grad():
         gates.theta[1] = 0.31
     assert gates.moved
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_a_field_outside_the_mask_may_have_any_values(training):
+    gates = LeAP({"a": 2, "b": 1}, alpha=0.1, seed=0)
+    first = torch.randn(8, 3)
+    gates(first)
+    gates.train(training)
+    x = torch.randn(8, 3)
+    x[:, 2] = torch.nan
+    x.requires_grad_()
+    with gates.masked(["a"]):
+        output = gates(x)
+    assert torch.allclose(output[:, 2], first[:, 2].mean().expand(8), atol=1e-6)
+    output.sum().backward()
+    assert bool(torch.isfinite(gates.theta.grad).all())
+    assert x.grad[:, 2].abs().max() == 0

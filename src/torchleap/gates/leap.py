@@ -107,11 +107,9 @@ class LeAP(GateModule):
         # the metric noisy.
         weight = self.gate_in_eval()[self.column_gate[columns]]  # (D,)
         mean = self.means()[columns]  # (D,)
-        if self._mask is not None and self.training:  # one pass over the batch, and one back
-            weight = torch.where(self._mask[columns], weight, 0.0)
+        if self._mask is not None:  # first, as a field outside the mask may have any values
+            x = torch.where(self._mask[columns], x, mean.to(x.dtype))
         output = torch.lerp(mean, x.to(mean.dtype), weight).to(x.dtype)
-        if self._mask is not None and not self.training:  # a field outside may have any values
-            output = torch.where(self._mask[columns], output, mean.to(x.dtype))
         return output
 
     def gate_in_eval(self) -> Tensor:
