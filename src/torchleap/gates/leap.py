@@ -109,8 +109,7 @@ class LeAP(GateModule):
         mean = self.means()[columns]  # (D,)
         if self._mask is not None:  # first, as a field outside the mask may have any values
             x = torch.where(self._mask[columns], x, mean.to(x.dtype))
-        output = torch.lerp(mean, x.to(mean.dtype), weight).to(x.dtype)
-        return output
+        return torch.lerp(mean, x.to(mean.dtype), weight).to(x.dtype)
 
     def gate_in_eval(self) -> Tensor:
         """Return the gates as eval() mixes by them, (G,): 1 until the warm-up is over."""
