@@ -186,7 +186,7 @@ def test_a_killed_run_resumes_to_the_same_weights(task, tmp_path):
         "plugin = tl.attach(model, task.fields, at='net', seed=0)\n"
         "print('ready', flush=True)\n"
         "settings = Training(\n"
-        "    batch=64, epochs=30, patience=100, checkpoint_steps=7, schedule='cosine'\n"
+        "    batch=64, epochs=30, patience=100, checkpoint_steps=7, schedule='cosine', average=24\n"
         ")\n"
         "run = fit(model, task, settings, checkpoint=sys.argv[1])\n"
         "torch.save({'weights': model.state_dict(), 'steps': run.step}, sys.argv[2])\n"

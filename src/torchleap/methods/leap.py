@@ -31,6 +31,7 @@ from .worth_meter import WorthMeter
 FRACTION = 0.45  # of the steps of the training before, that a path takes,
 LEAST = 300  # but at least so many: with fewer, the model cannot adapt
 RATE = 0.5  # of the learning rate before, at which the path would memorise wide fields
+AVERAGED = 0.5  # of a turn: how far the weights are averaged back that are measured and kept
 MEASURED = 32  # batches of train rows from which the gates know the means of fields
 LONGEST = 3  # times the steps of the path after which it ends in any case
 SNAPSHOTS = 10  # that are kept at most
@@ -129,6 +130,7 @@ def path_training(training: Training, steps: int, turn: int, limit: float | None
         schedule="constant",
         warmup=0,
         lr=RATE * training.lr,
+        average=max(1, round(AVERAGED * turn)),
         time_limit=None if limit is None else 0.6 * limit,
     )
 

@@ -181,8 +181,11 @@ class _Loop(Loop):
 
     def _evaluate(self) -> None:
         """Evaluate the model, keep its weights if they are the best, and stop without patience."""
+        with self.stepper.weights_to_evaluate():
+            self._evaluate_weights()
+
+    def _evaluate_weights(self) -> None:
         run = self.run
-        self.stepper.update_weights()
         rows = self.task.valid
         run.outputs = predict_together(run.model, rows)
         metrics = rows.task.objective.evaluate(rows.label, run.outputs, rows.group)

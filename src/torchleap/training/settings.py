@@ -35,6 +35,8 @@ class Training:
         clip: The largest norm of the gradient; None does not clip it.
         schedule: How the learning rate falls over all steps, after the warm-up.
         warmup: Steps in which the learning rate rises to `lr`.
+        average: How many steps a moving average of the weights reaches back, which is evaluated
+            and kept in place of the last weights; None takes the last ones. A stream has none.
         precision: The precision of the forward pass; "bfloat16" is mixed precision.
         compile: Whether the model is compiled with torch.compile.
         time_limit: Seconds after which training stops with the best weights so far; None sets no
@@ -56,6 +58,7 @@ class Training:
     clip: float | None = setting(None, above=0)
     schedule: Schedule = "constant"
     warmup: int = 0
+    average: int | None = setting(None, at_least=1)
     precision: Precision = "float32"
     compile: bool = False
     time_limit: float | None = setting(None, above=0)

@@ -1,8 +1,8 @@
 """Stepper: one training step of a model, its optimizers and its hooks, on one rank or on many."""
 
 import math
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -13,6 +13,7 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from ..distributed import ranks
 from ..gates.leap import LeAP
+from .average import WeightAverage
 from .hook import Hook, Run
 from .lazy_adam import LazyAdam
 from .settings import Training, TrainingError
@@ -58,6 +59,9 @@ class Stepper:
         groups = [group for optimizer in self.optimizers for group in optimizer.param_groups]
         self.parameters = [parameter for group in groups for parameter in group["params"]]
         self.schedules = self._schedules()
+        self.average: WeightAverage | None = None
+        if run.training.average is not None:
+            self.average = WeightAverage(run.model, run.training.average)
         self.forward = self._wrapped_model()
         self.losses: list[float] = []
 
@@ -115,6 +119,8 @@ class Stepper:
         for schedule in self.schedules:
             schedule.step()
         run.step += 1
+        if self.average is not None:
+            self.average.step()
         for hook in self.hooks:
             hook.after_step(run)
         return found
@@ -190,6 +196,17 @@ class Stepper:
                 optimizer.settle()
         self.share_buffers()
 
+    @contextmanager
+    def weights_to_evaluate(self) -> Iterator[None]:
+        """Let the model have the weights that count: the average, if the settings ask for it."""
+        self.update_weights()
+        if self.average is None:
+            yield
+            return
+        with self.average.in_place():
+            self.share_buffers()
+            yield
+
     def share_buffers(self) -> None:
         """Give all ranks the first one's buffers, as DDP does before the next step anyway.
 
@@ -222,6 +239,7 @@ class Stepper:
             "schedules": [schedule.state_dict() for schedule in self.schedules],
             "hooks": [hook.state_dict() for hook in self.stateful_hooks()],
             "losses": list(self.losses),
+            "average": None if self.average is None else self.average.state_dict(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -233,6 +251,8 @@ class Stepper:
         for hook, saved in zip(self.stateful_hooks(), state["hooks"], strict=True):
             hook.load_state_dict(saved)
         self.losses = [float(loss) for loss in state["losses"]]
+        if self.average is not None:
+            self.average.load_state_dict(state["average"])
 
 
 def _combined(loss: float, flags: Flags) -> tuple[float, Flags]:

@@ -150,6 +150,11 @@ class _Stream(Loop):
         loss: Loss | None,
         checkpoints: Checkpoints | None,
     ) -> None:
+        if training.average is not None:
+            raise TrainingError(
+                "Expected average=None for a stream, which is evaluated on each batch before it "
+                f"is trained on it, but found average={training.average}. Leave it out, or use fit."
+            )
         self.objective: Objective | None = None
         if loss is None:
             self.objective = OBJECTIVES["binary"]
