@@ -42,9 +42,15 @@ def test_a_model_has_its_own_weights_again_after_an_error_within_the_context():
     own = layer.weight.detach().clone()
     average = WeightAverage(layer, steps=4)
     layer.weight.data += 1
-    with pytest.raises(ValueError, match="any"), average.in_place():
-        assert torch.equal(layer.weight, own)
+    seen = []
+
+    def evaluate():
+        seen.append(layer.weight.detach().clone())
         raise ValueError("any")
+
+    with pytest.raises(ValueError, match="any"), average.in_place():
+        evaluate()
+    assert torch.equal(seen[0], own)
     assert torch.equal(layer.weight, own + 1)
 
 

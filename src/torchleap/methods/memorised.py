@@ -10,7 +10,7 @@ from ..gates.turn_trainer import FieldWorth
 from ..models import Ranker
 from ..training.fit import Hook, Run
 from .base import Search
-from .contributions import Samples, contributions
+from .contributions import Samples, affordable_rows, contributions
 from .path_points import PathMetric
 
 MOST = 0.5  # of the rise of the loss: what the model must regain without the field
@@ -52,7 +52,9 @@ class Memorised(Hook):
         if loss - self.best <= NOTICEABLE * self.best or not isinstance(run.model, Ranker):
             return
         if self.samples is None:
-            self.samples = Samples(self.search)
+            steps = run.step // len(run.history)
+            rows = affordable_rows(self.search, run.model, steps, len(self.search.task.fields))
+            self.samples = Samples(self.search, rows)
         found = contributions(self.search, run.model, self.samples.valid)
         self.rise = loss - self.best
         self.rises = self._on_all_ranks(found.rises)
