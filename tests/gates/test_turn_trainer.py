@@ -8,7 +8,13 @@ from torch import nn
 
 import torchleap as tl
 from torchleap._common.states import StateError
-from torchleap.gates.turn_trainer import AT_ONCE, FieldWorth, TurnTrainer, turns_of
+from torchleap.gates.turn_trainer import (
+    AT_ONCE,
+    FieldWorth,
+    PaidWorth,
+    TurnTrainer,
+    turns_of,
+)
 
 TURN = 8
 
@@ -270,3 +276,34 @@ def test_a_cheap_field_that_may_be_worth_something_does_not_outlast_a_dear_one_t
     for _ in range(TURN):
         trainer.step()
     assert closed(trainer) == ["cheap"]
+
+
+def test_the_worth_is_what_closing_costs_and_its_interval_covers_the_noise_of_training():
+    fields = [tl.Field("a", 1, group="g"), tl.Field("b", 1, group="g")]
+    fields += [tl.Field(name, 1) for name in "cdef"]
+    trainer = trainer_of(fields, noise=0.04)
+    worth = {"a": 0.01, "b": 0.01, "c": 0.001, "d": 0.3, "e": 0.4, "f": 0.5}
+    noted(trainer, worth)
+    assert trainer.closing_fields() == [("c",)]
+    trainer.note_paid({("c",): PaidWorth(0.0007, 0.03)})
+    for _ in range(TURN):
+        trainer.step()
+    noted(trainer, worth)
+    assert trainer.closing_fields() == [("a", "b")], "a gate of two fields"
+    trainer.note_paid({("a", "b"): PaidWorth(0.015, 0.0)})
+    found = trainer.worth()
+    assert found["c"].nats == pytest.approx(0.0007)
+    assert found["c"].error == pytest.approx(0.05), "0.03 and 0.04"
+    assert found["a"] == found["b"]
+    assert found["a"].nats == pytest.approx(0.015)
+    assert found["d"].nats == pytest.approx(0.3), "as measured, while nothing was paid"
+    trainer.step()
+    assert trainer.closing_fields() == [], "it is on its way already"
+    other = trainer_of(fields, noise=0.04)
+    other.load_state_dict(trainer.state_dict())
+    assert other.worth() == found
+
+
+def test_the_noise_of_training_is_not_negative():
+    with pytest.raises(tl.TorchleapError, match="noise"):
+        trainer_of(letters(3), noise=-1.0)

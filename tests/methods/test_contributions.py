@@ -96,7 +96,7 @@ def test_a_worth_that_rises_by_chance_makes_no_substitute_but_a_copy_always_is_o
 
 def test_the_worth_of_contributions_has_their_errors():
     found = contributions.Contributions(
-        torch.zeros(2, 1), torch.tensor([0.1, 0.2]), torch.tensor([0.01, 0.02])
+        torch.zeros(2, 1), torch.tensor([0.1, 0.2]), torch.tensor([0.01, 0.02]), torch.zeros(1)
     )
     worth = found.worth(["a", "b"])
     assert worth["b"].nats == pytest.approx(0.2)

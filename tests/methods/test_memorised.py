@@ -1,5 +1,7 @@
 """A field that a model memorises when it is trained on."""
 
+import copy
+
 import numpy as np
 import polars as pl
 import pytest
@@ -34,11 +36,21 @@ def stamped():
 
 
 @pytest.fixture(scope="module")
-def watched(stamped):
-    search = Search(stamped, models.benchmark("wide_deep"), TRAINING)
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("checkpoints")
+
+
+def watch(stamped, folder):
+    """Return what watched a training that is saved in a folder, or was saved there before."""
+    search = Search(stamped, models.benchmark("wide_deep"), TRAINING, checkpoints=folder)
     hook = Memorised(search)
     search.fit(search.model(), hook)
     return hook
+
+
+@pytest.fixture(scope="module")
+def watched(stamped, folder):
+    return watch(stamped, folder)
 
 
 def test_the_field_that_further_training_memorises_is_found(watched):
@@ -52,22 +64,23 @@ def test_a_training_whose_loss_does_not_rise_has_no_memorised_field(stamped):
     search = Search(stamped, models.benchmark("wide_deep"), QUICK)
     hook = Memorised(search)
     rows = len(stamped.valid)
-    model = search.model()
+    run = Run(search.model(), stamped, QUICK)
     for outputs in (torch.zeros(rows), torch.zeros(rows) + 1e-4):
-        hook.after_eval(Run(model, stamped, QUICK, outputs=outputs), {})
-    assert hook.samples is None, "nothing was measured"
+        run.outputs = outputs
+        hook.after_eval(run, {})
+    hook.at_end(run)
+    assert not hook.rises.any(), "nothing was measured"
     assert hook.worth() == {}
 
 
 def test_no_single_field_is_to_blame_where_masking_regains_less_than_half(watched):
-    hook = Memorised(watched.search)
-    hook.load_state_dict({**watched.state_dict(), "rise": 10.0})
+    hook = copy.copy(watched)
+    hook.rise = 10.0
     assert hook.worth() == {}
 
 
-def test_a_resumed_training_knows_what_was_measured(watched):
-    hook = Memorised(watched.search)
-    hook.load_state_dict(watched.state_dict())
+def test_a_finished_training_that_is_loaded_again_is_measured_again(stamped, folder, watched):
+    hook = watch(stamped, folder)
     assert hook.worth() == watched.worth()
     assert hook.best == watched.best
 

@@ -35,7 +35,9 @@ def measured(monkeypatch, losses, gains, *, errors=0.0, on_train=None, meter=Non
         assert masks == [("a",), ("b",), ("c",), ("a", "b")]
         found = losses if sample == "valid" or on_train is None else on_train
         rises = torch.tensor(found, dtype=torch.float64)
-        return Contributions(torch.zeros(4, 1), rises, torch.full_like(rises, errors))
+        return Contributions(
+            torch.zeros(4, 1), rises, torch.full_like(rises, errors), torch.zeros(1)
+        )
 
     monkeypatch.setattr(worth_meter, "contributions", known)
     return meter.measure(None, NAMES, torch.zeros(0)), meter
@@ -92,3 +94,23 @@ def test_the_worth_of_a_trained_model_is_that_of_its_masks():
         place = world.fields.names.index(name)
         if not any(name in pair for pair in meter.interactions.pairs):
             assert found[name].alone == pytest.approx(float(alone.rises[place]), abs=1e-9)
+
+
+def test_what_fields_pay_one_after_the_other_adds_up_to_what_they_pay_together():
+    world = KnownTruth(widths=(1, 4), pair_widths=(1,), seed=3)
+    search = Search(known_truth(world, 6_000), models.benchmark("wide_deep"), QUICK)
+    model = search.fit_plain()
+    meter = WorthMeter(search, Interactions(search, model), Samples(search), optimism=0.0)
+    names = world.fields.names
+    first, last = (names[0], names[3]), (names[1],)
+    paid = meter.paid(model, [first, last], names)
+    joint = meter.paid(model, [(*first, *last)], names)
+    together = sum(cost.nats for cost in paid.values())
+    assert together == pytest.approx(joint[*first, *last].nats, abs=1e-6)
+    assert paid[last].error > 0
+    meter.together = {(names[1], names[2])}
+    alone = meter.paid(model, [(names[1], names[2])], names)
+    pair = meter.paid(model, [(names[1],), (names[2],)], names)
+    for name in names[1:3]:
+        assert pair[(name,)].nats == pytest.approx(alone[names[1], names[2]].nats, abs=1e-6)
+    assert meter.paid(model, [], names) == {}

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from .._common.checks import check_arguments, whole
+from .._common.checks import check_arguments, number, whole
 from .._common.states import check_tensors
 from ..selection.path import NORMAL_95, Worth
 from .leap import LeAP
@@ -25,7 +25,7 @@ PRECISE = 4.0  # standard errors from which a worth is precise
 SURE = 1.5  # standard errors from 0 beyond which a field is useful, or does harm
 NOTICEABLE = 2e-3  # of the loss at the start: a worth that counts though it is not certain
 LEAST_ERROR = 1e-12  # of a worth, as a weight
-TENSORS = ("alone", "error", "share", "now", "pays")
+TENSORS = ("alone", "error", "share", "now", "pays", "paid", "paid_error", "has_paid")
 
 
 class FieldWorth(NamedTuple):
@@ -43,6 +43,18 @@ class FieldWorth(NamedTuple):
     share: float
 
 
+class PaidWorth(NamedTuple):
+    """What closing a field costs, once the others have taken over what they can.
+
+    Attributes:
+        nats: The rise of the loss, next to the fields that stay open.
+        error: The standard error of that.
+    """
+
+    nats: float
+    error: float
+
+
 class TurnTrainer(PathTrainer):
     """Close the least valuable tenth of the open gates in each turn, while the model adapts.
 
@@ -57,13 +69,23 @@ class TurnTrainer(PathTrainer):
         steps: The steps of the model in all turns, without waiting.
         turn: The steps of the model in a turn.
         price_by: What a gate pays for, as in `PathTrainer`.
+        noise: By how much the losses of two trainings with different seeds differ, as a standard
+            deviation; the intervals of the worth cover it.
     """
 
     def __init__(
-        self, model: nn.Module, gates: LeAP, *, steps: int, turn: int, price_by: PriceBy = "field"
+        self,
+        model: nn.Module,
+        gates: LeAP,
+        *,
+        steps: int,
+        turn: int,
+        price_by: PriceBy = "field",
+        noise: float = 0.0,
     ) -> None:
-        check_arguments(turn=whole(turn, at_least=1))
+        check_arguments(turn=whole(turn, at_least=1), noise=number(noise, at_least=0))
         super().__init__(model, gates, steps=steps, price_by=price_by)
+        self.noise = noise
         self.optimizer.param_groups[0]["lr"] = (OPEN - SHUT) / max(1, int(PART * turn))
         self.tensors = {name: torch.zeros_like(self.costs) for name in TENSORS}
         self.is_at_rest = False
@@ -157,13 +179,44 @@ class TurnTrainer(PathTrainer):
             self.schedule.let_close(per_cost[self.optimizer.is_moving()])
         self.tensors["pays"] = self._pays().to(self.costs)
 
+    def closing_fields(self) -> list[tuple[str, ...]]:
+        """Return the fields of each gate that begins to close, the least valuable gate first."""
+        begins = self.optimizer.is_moving() & (self.tensors["pays"] > 0)
+        begins &= self.optimizer.logits() > ON_ITS_WAY
+        per_cost = self.tensors["now"] / self.costs
+        gates = sorted(begins.nonzero().flatten().tolist(), key=lambda gate: float(per_cost[gate]))
+        return [self._names_of(gate) for gate in gates]
+
+    def note_paid(self, paid: Mapping[tuple[str, ...], PaidWorth]) -> None:
+        """Note what closing gates costs, which is the worth that they are reported with.
+
+        Args:
+            paid: The cost by the fields of each gate.
+        """
+        number = self._gate_numbers()
+        for names, cost in paid.items():
+            gate = number[names[0]]
+            self.tensors["paid"][gate] = cost.nats
+            self.tensors["paid_error"][gate] = cost.error
+            self.tensors["has_paid"][gate] = 1.0
+
+    def _names_of(self, gate: int) -> tuple[str, ...]:
+        return tuple(name for name, own in self._gate_numbers().items() if own == gate)
+
     def worth(self) -> dict[str, Worth]:
-        """Return the worth of each field in the model in which it was the next to close."""
+        """Return the worth of each field in the model in which it was the next to close.
+
+        It is what closing it costs, where that was noted, else the loss without it. The interval
+        covers the chance of the rows and the noise of training.
+        """
+        has_paid = self.tensors["has_paid"] > 0
+        nats = torch.where(has_paid, self.tensors["paid"], self.tensors["alone"])
+        error = torch.where(has_paid, self.tensors["paid_error"], self.tensors["error"])
         found = {}
         for name, gate in self._gate_numbers().items():
-            nats = float(self.tensors["alone"][gate])
-            half = NORMAL_95 * float(self.tensors["error"][gate])
-            found[name] = Worth(nats, nats - half, nats + half)
+            value = float(nats[gate])
+            half = NORMAL_95 * math.hypot(float(error[gate]), self.noise)
+            found[name] = Worth(value, value - half, value + half)
         return found
 
     def scores(self) -> dict[str, float]:

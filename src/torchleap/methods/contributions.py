@@ -34,11 +34,13 @@ class Contributions(NamedTuple):
         changes: The change of each row's output by each mask, (M, N).
         rises: The rise of the mean loss, (M,).
         errors: Its standard error over the rows, (M,).
+        outputs: The raw outputs of the model for the rows, (N,).
     """
 
     changes: Tensor
     rises: Tensor
     errors: Tensor
+    outputs: Tensor
 
     def worth(self, names: Sequence[str]) -> dict[str, Worth]:
         """Return the rise of the loss by field, where each mask is one field.
@@ -102,6 +104,7 @@ def contributions(
     *,
     gates: LeAP | None = None,
     masks: Sequence[Mask] | None = None,
+    nested: bool = False,
 ) -> Contributions:
     """Return how the outputs and the loss change when fields are replaced by their means.
 
@@ -114,6 +117,7 @@ def contributions(
         sample: The rows.
         gates: The gates in front of its network; None if it has none.
         masks: The sets of fields that are replaced together; None is each field by itself.
+        nested: Whether each mask also replaces the fields of all masks before it.
     """
     task = search.task
     model.eval()
@@ -129,6 +133,7 @@ def contributions(
     blocks = [[task.fields.columns(name) for name in mask] for mask in masks]
     changes = []
     rises = []
+    outputs = []
     for batch in chunks(sample, size):
         x = model.inputs(*batch.inputs)  # (B, D)
         z = torch.addmm(net.bias, x, net.weight.T)  # (B, H)
@@ -139,15 +144,25 @@ def contributions(
         loss = task.objective.row_losses(output, batch.label)
         own_changes = []
         own_rises = []
+        start = (z, seen)
         for own_blocks in blocks:
-            masked = _masked(net, x, seen, z, mean, own_blocks)
+            replaced = _replaced(net, x, start, mean, own_blocks)
+            masked = net.finish(*replaced)
+            if nested:
+                start = replaced
             own_changes.append(output - masked)
             own_rises.append(task.objective.row_losses(masked, batch.label) - loss)
         changes.append(torch.stack(own_changes))
         rises.append(torch.stack(own_rises))
+        outputs.append(output)
     by_row = torch.cat(rises, dim=1).double()  # (M, N)
     errors = by_row.std(1) / by_row.shape[1] ** 0.5
-    return Contributions(torch.cat(changes, dim=1), by_row.mean(1), errors.nan_to_num(0.0))
+    return Contributions(
+        changes=torch.cat(changes, dim=1),
+        rises=by_row.mean(1),
+        errors=errors.nan_to_num(0.0),
+        outputs=torch.cat(outputs),
+    )
 
 
 def sample_mean(model: Ranker, sample: Batch) -> Tensor:
@@ -162,26 +177,31 @@ def sample_mean(model: Ranker, sample: Batch) -> Tensor:
     return mean
 
 
-def _masked(
-    net: SplitNet, x: Tensor, seen: Tensor, z: Tensor, mean: Tensor, blocks: Sequence[slice]
-) -> Tensor:
-    """Return the outputs with some blocks of columns replaced by their means, (B,).
+def _replaced(
+    net: SplitNet,
+    x: Tensor,
+    start: tuple[Tensor, Tensor],
+    mean: Tensor,
+    blocks: Sequence[slice],
+) -> tuple[Tensor, Tensor]:
+    """Return what the network computes with once some blocks of columns are their means.
 
     Args:
         net: The network.
         x: The input of its linear layers, (B, D).
-        seen: The input of its other parts, (B, D).
-        z: The outputs of the linear layers, (B, H).
+        start: The outputs of the linear layers before, (B, H), and the input that its other parts
+            see, (B, D).
         mean: The means, (D,).
         blocks: The columns to replace.
     """
+    z, seen = start
     if net.others:
         seen = seen.clone()
     for columns in blocks:
         z = torch.addmm(z, mean[columns] - x[:, columns], net.weight[:, columns].T)
         if net.others:
             seen[:, columns] = mean[columns]
-    return net.finish(z, seen)
+    return z, seen
 
 
 def alike(changes: Tensor, names: Sequence[str]) -> list[tuple[str, str]]:

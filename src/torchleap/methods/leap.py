@@ -12,10 +12,12 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from .._common.checks import setting
+from ..gates.leap import LeAP
 from ..gates.price_schedule import TURN
 from ..gates.relative_costs import PriceBy
 from ..gates.turn_trainer import FieldWorth, TurnTrainer, turns_of
 from ..models import Ranker
+from ..models.narrow import narrowed
 from ..plugin import attach
 from ..training.evaluate import predict_together
 from ..training.fit import Hook, Run, Training, optimizers_for
@@ -26,6 +28,7 @@ from .interactions import Interactions
 from .memorised import Memorised
 from .path_points import PathMetric, headline_of
 from .planting import plant
+from .training_noise import TrainingNoise
 from .worth_meter import WorthMeter
 
 FRACTION = 0.45  # of the steps of the training before, that a path takes,
@@ -70,22 +73,30 @@ class LeAPMethod(GateMethod):
         limit = search.training.time_limit
         training = replace(search.training, time_limit=None if limit is None else 0.4 * limit)
         memorised = Memorised(search)
-        plain_run = search.fit(model, memorised, training=training)
+        noise = TrainingNoise(search)
+        plain_run = search.fit(model, memorised, noise, training=training)
         plain = copy.deepcopy(model)
         search.plain = plain
         plugin = attach(model, search.task.fields, at="net", seed=search.seed)
         steps = self.steps or max(1, round(self.slowness * suited_steps(plain_run.step)))
         turn = max(1, steps // max(1, turns_of(len(search.task.fields))))
-        trainer = TurnTrainer(model, plugin.gates, steps=steps, turn=turn, price_by=self.price_by)
+        trainer = TurnTrainer(
+            model,
+            plugin.gates,
+            steps=steps,
+            turn=turn,
+            price_by=self.price_by,
+            noise=noise.of_difference,
+        )
         masks = len(search.task.fields) / TURN
         samples = Samples(search, affordable_rows(search, plain, steps, masks))
         meter = WorthMeter(search, Interactions(search, plain), samples, self.optimism)
-        hook = PathSteps(trainer, search, meter)
+        hook = PathSteps(model, trainer, search, meter)
         names = search.task.fields.names
         alone = contributions(search, plain, samples.valid)
         pairs = alike(alone.changes, names)
         copies = equivalents(search, plain, pairs)
-        hook.begin(model, plain, copies=copies, memorised=memorised.worth())
+        hook.begin(plain, copies=copies, memorised=memorised.worth())
         settings = path_training(search.training, steps, turn, limit)
         others = [trainer.gates.theta]
         trainer.gates.theta.requires_grad_(False)  # gates follow the measured worth
@@ -164,14 +175,19 @@ class PathSteps(Hook):
     """Move the gates after each step of the model, and record the points of the path.
 
     Args:
+        model: The attached model, whose gates are open.
         trainer: The trainer of the gates.
         search: The search.
         meter: Measures what each field is worth.
     """
 
-    def __init__(self, trainer: TurnTrainer, search: Search, meter: WorthMeter) -> None:
+    def __init__(
+        self, model: Ranker, trainer: TurnTrainer, search: Search, meter: WorthMeter
+    ) -> None:
+        self.model = model
         self.trainer = trainer
         self.meter = meter
+        self.is_compiled = search.training.compile
         self.task = search.task
         self.batch = search.training.batch
         self.seed = search.seed
@@ -182,7 +198,6 @@ class PathSteps(Hook):
 
     def begin(
         self,
-        model: Ranker,
         plain: Ranker,
         *,
         copies: Mapping[str, str],
@@ -195,33 +210,34 @@ class PathSteps(Hook):
         learn what has become possible.
 
         Args:
-            model: The attached model, whose gates are open.
-            plain: The same model without gates.
+            plain: The same model as the attached one, without gates.
             copies: The fields to close, each with the one that stands for it.
             memorised: The fields that further training would memorise, with their worth after it.
         """
+        model = self.model
         outputs = predict_together(model, self.task.valid)  # as without gates, which saw no row yet
         loss = self.metric.loss(outputs)
         self.trainer.schedule.begin(loss)
-        self._measure_means(model)
+        self._measure_means()
         self._add_point(model, outputs, loss)
+        masks = [(name,) for name in copies]
+        self.trainer.note_paid(self.meter.paid(plain, masks, self.trainer.open_fields()))
         self.trainer.close_copies(copies)
         self.trainer.close_memorised(memorised)
-        self.trainer.note_worth(self.meter.measure(plain, self.trainer.open_fields(), outputs))
+        self._begin_turn(plain, outputs, gates=None)
         planted = plant(model.net, self.meter.interactions.to_plant(outputs, loss))
         if planted or memorised:  # the model learns much in its next steps
             losses = self.task.objective.row_losses(outputs, self.task.valid.label)
             self.trainer.schedule.wait_for_model(losses)
 
     @torch.no_grad()
-    def _measure_means(self, model: nn.Module) -> None:
+    def _measure_means(self) -> None:
         """Let the gates see some train rows, so that a snapshot has means for dropped fields."""
-        assert isinstance(model, Ranker)
         rows = self.task.train.batches(self.batch, shuffle=True, seed=self.seed)
         self.trainer.gates.train()
         for batch in islice(rows, MEASURED):
             if len(batch) > 1:
-                self.trainer.gates(model.inputs(*batch.inputs))
+                self.trainer.gates(self.model.inputs(*batch.inputs))
 
     def trained_parameters(self) -> list[nn.Parameter]:
         """Return the parameter of the gates."""
@@ -241,6 +257,9 @@ class PathSteps(Hook):
         if self._is_masked:
             gates = self.trainer.gates
             self._mask.enter_context(gates.masked(self.trainer.open_fields()))
+            if not self.is_compiled:  # a compiled model would be compiled again in each turn
+                varies = self.trainer.optimizer.is_open[gates.column_gate]
+                self._mask.enter_context(narrowed(self.model.net, varies, gates.means()))
 
     def at_end(self, run: Run) -> None:
         """Let the gates see all fields again."""
@@ -254,14 +273,19 @@ class PathSteps(Hook):
         trainer.evaluated(self.task.objective.row_losses(run.outputs, self.task.valid.label))
         self._add_point(run.model, run.outputs, self.metric.loss(run.outputs))
         if not trainer.schedule.is_waiting and not trainer.is_finished:
-            model = run.model
-            assert isinstance(model, Ranker)
-            names = trainer.open_fields()
-            trainer.note_worth(self.meter.measure(model, names, run.outputs, trainer.gates))
+            assert isinstance(run.model, Ranker)
+            self._begin_turn(run.model, run.outputs, trainer.gates)
             self._follow_gates()
         gates = trainer.gates.scores()
         record.update({f"gate_{name}": score for name, score in gates.items()})
         record["price"] = trainer.price
+
+    def _begin_turn(self, model: Ranker, outputs: Tensor, gates: LeAP | None) -> None:
+        """Measure the worth of the open fields, and what those cost that close in this turn."""
+        stay = self.trainer.open_fields()
+        self.trainer.note_worth(self.meter.measure(model, stay, outputs, gates))
+        closing = self.trainer.closing_fields()
+        self.trainer.note_paid(self.meter.paid(model, closing, stay, gates))
 
     def _add_point(self, model: nn.Module, outputs: Tensor, loss: float) -> None:
         """Add the model to the path, with its weights, if it is a new point."""

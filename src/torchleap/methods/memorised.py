@@ -30,33 +30,33 @@ class Memorised(Hook):
 
     Attributes:
         best: The lowest loss on the validation rows so far.
-        rise: How much higher it was at the last evaluation that was examined.
-        rises: The rise of the loss there when each field is masked, (F,).
+        rise: How much higher it was at the last evaluation.
+        rises: The rise of the loss of the last weights when each field is masked, (F,).
         errors: Its standard errors, (F,).
     """
 
     def __init__(self, search: Search) -> None:
         self.search = search
         self.metric = PathMetric(search)
-        self.samples: Samples | None = None
         self.best = float("inf")
         self.rise = 0.0
         self.rises = torch.zeros(len(search.task.fields))
         self.errors = torch.zeros(len(search.task.fields))
 
     def after_eval(self, run: Run, record: dict[str, float]) -> None:
-        """Measure what each field costs, if the loss is higher than it was."""
+        """Note how far the loss is above its lowest value."""
         assert run.outputs is not None
         loss = self.metric.loss(run.outputs)
         self.best = min(self.best, loss)
-        if loss - self.best <= NOTICEABLE * self.best or not isinstance(run.model, Ranker):
-            return
-        if self.samples is None:
-            steps = run.step // len(run.history)
-            rows = affordable_rows(self.search, run.model, steps, len(self.search.task.fields))
-            self.samples = Samples(self.search, rows)
-        found = contributions(self.search, run.model, self.samples.valid)
         self.rise = loss - self.best
+
+    def at_end(self, run: Run) -> None:
+        """Measure what each field costs the model of the last step, if its loss has risen."""
+        if self.rise <= NOTICEABLE * self.best or not isinstance(run.model, Ranker):
+            return
+        steps = run.step // len(run.history)
+        rows = affordable_rows(self.search, run.model, steps, len(self.search.task.fields))
+        found = contributions(self.search, run.model, Samples(self.search, rows).valid)
         self.rises = self._on_all_ranks(found.rises)
         self.errors = self._on_all_ranks(found.errors)
 
@@ -71,16 +71,13 @@ class Memorised(Hook):
         return found
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what has been measured so far."""
-        measured = {"rises": self.rises.clone(), "errors": self.errors.clone()}
-        return {"best": self.best, "rise": self.rise, **measured}
+        """Return what has been seen so far."""
+        return {"best": self.best, "rise": self.rise}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what was measured before."""
+        """Restore what was seen before."""
         self.best = float(state["best"])
         self.rise = float(state["rise"])
-        self.rises = state["rises"].clone()
-        self.errors = state["errors"].clone()
 
     def _on_all_ranks(self, values: Tensor) -> Tensor:
         return torch.tensor(ranks.averages(values.tolist()))

@@ -2,17 +2,19 @@
 
 from collections.abc import Sequence
 from functools import partial
+from itertools import accumulate
 
 import torch
 from torch import Tensor
 
 from ..distributed import ranks
 from ..gates.leap import LeAP
-from ..gates.turn_trainer import FieldWorth
+from ..gates.turn_trainer import FieldWorth, PaidWorth
 from ..models import Ranker
 from .base import Search
 from .contributions import Mask, Samples, contributions
 from .interactions import Interactions
+from .takeover import rises_after_takeover
 
 
 class WorthMeter:
@@ -81,6 +83,42 @@ class WorthMeter:
                     share[name] = min(share[name], loss[pair] / 2)
                     error[name,] = error[pair]
         return {name: FieldWorth(alone[name], error[name,], share[name]) for name in names}
+
+    def paid(
+        self,
+        model: Ranker,
+        closing: Sequence[Mask],
+        stay: Sequence[str],
+        gates: LeAP | None = None,
+    ) -> dict[Mask, PaidWorth]:
+        """Return what it costs to close some fields one after the other; the same on all ranks.
+
+        Each cost is next to the fields that stay open at that moment, after these have taken over
+        what they can. Without either field of a pair that is worth something only together, the
+        model loses what both are worth.
+
+        Args:
+            model: The model, which is left in eval mode.
+            closing: The fields that close together, the first to close first.
+            stay: The fields that are open at present, those that close included.
+            gates: The gates in front of its network; None if it has none.
+        """
+        if not closing:
+            return {}
+        sample = self.samples.valid
+        found = contributions(self.search, model, sample, gates=gates, masks=closing, nested=True)
+        closed = list(accumulate(closing, lambda before, own: (*before, *own)))
+        rises = rises_after_takeover(self.search, model, sample, found, closed, stay)  # (M, N)
+        costs = rises.diff(dim=0, prepend=torch.zeros_like(rises[:1]))
+        errors = (costs.std(1) / costs.shape[1] ** 0.5).nan_to_num(0.0)
+        nats = dict(zip(closing, ranks.averages(costs.mean(1).tolist()), strict=True))
+        error = dict(zip(closing, ranks.averages(errors.tolist()), strict=True))
+        for one, other in self.together:
+            if (one,) in nats and (other,) in nats:
+                both = nats[one,] + nats[other,]
+                nats[one,] = both
+                nats[other,] = both
+        return {mask: PaidWorth(nats[mask], error[mask]) for mask in closing}
 
     def _gains(self, names: Sequence[str], outputs: Tensor) -> dict[Mask, float]:
         """Return what each pair of these fields would still gain."""
