@@ -183,7 +183,7 @@ def test_too_many_snapshots_lose_those_that_their_neighbours_replace(task):
     plugin = tl.attach(model, task.fields, at="net")
     trainer = TurnTrainer(model, plugin.gates, steps=40, turn=2)
     meter = WorthMeter(search, Interactions(search, search.model()), Samples(search), 0.25)
-    hook = PathSteps(trainer, search, meter)
+    hook = PathSteps(model, trainer, search, meter)
     for count in range(40, 0, -1):
         hook._keep_snapshot(Snapshot(tuple(map(str, range(count))), {}))
     counts = [len(one.kept) for one in hook.snapshots]

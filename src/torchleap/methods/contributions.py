@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from ..data.task import Batch
 from ..gates.leap import LeAP
 from ..models import Ranker
+from ..objectives import Objective
 from ..selection import Substitute, Worth
 from ..selection.path import NORMAL_95
 from .base import Search
@@ -141,19 +142,17 @@ def contributions(
         if gates is not None and net.others:
             seen = gates(x)
         output = net.finish(z, seen)
-        loss = task.objective.row_losses(output, batch.label)
-        own_changes = []
-        own_rises = []
+        masked = []
         start = (z, seen)
         for own_blocks in blocks:
             replaced = _replaced(net, x, start, mean, own_blocks)
-            masked = net.finish(*replaced)
+            masked.append(net.finish(*replaced))
             if nested:
                 start = replaced
-            own_changes.append(output - masked)
-            own_rises.append(task.objective.row_losses(masked, batch.label) - loss)
-        changes.append(torch.stack(own_changes))
-        rises.append(torch.stack(own_rises))
+        without = torch.stack(masked)  # (M, B)
+        changes.append(output - without)
+        rises.append(losses_of(task.objective, without, batch.label))
+        rises[-1] -= task.objective.row_losses(output, batch.label)
         outputs.append(output)
     by_row = torch.cat(rises, dim=1).double()  # (M, N)
     errors = by_row.std(1) / by_row.shape[1] ** 0.5
@@ -163,6 +162,18 @@ def contributions(
         errors=errors.nan_to_num(0.0),
         outputs=torch.cat(outputs),
     )
+
+
+def losses_of(objective: Objective, outputs: Tensor, label: Tensor) -> Tensor:
+    """Return the loss of each row for several outputs of the same rows, (M, B).
+
+    Args:
+        objective: The objective.
+        outputs: The raw outputs, (M, B).
+        label: The label of each row, (B,).
+    """
+    found = objective.row_losses(outputs.flatten(), label.repeat(len(outputs)))
+    return found.view(outputs.shape)
 
 
 def sample_mean(model: Ranker, sample: Batch) -> Tensor:

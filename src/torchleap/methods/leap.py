@@ -220,8 +220,6 @@ class PathSteps(Hook):
         self.trainer.schedule.begin(loss)
         self._measure_means()
         self._add_point(model, outputs, loss)
-        masks = [(name,) for name in copies]
-        self.trainer.note_paid(self.meter.paid(plain, masks, self.trainer.open_fields()))
         self.trainer.close_copies(copies)
         self.trainer.close_memorised(memorised)
         self._begin_turn(plain, outputs, gates=None)

@@ -10,12 +10,12 @@ from ..fields import Fields
 from ..models import Ranker
 from ..objectives import Objective
 from .base import Search
-from .contributions import Contributions, Mask
+from .contributions import Contributions, Mask, losses_of
 from .sample import chunks
 from .shuffled import SplitNet, rows_at_once
 
 COLUMNS = 256  # of all fields together that take over, at most: wide fields are projected
-FIT_ROWS = 1 << 13  # from which the takeover is learned, at most
+FIT_ROWS = 1 << 12  # from which the takeover is learned, at most
 RIDGE = 1e-3  # of the mean square of a column: the penalty on its coefficient
 FOLDS = 2  # parts of the rows, each of which is predicted from the others
 
@@ -59,11 +59,8 @@ def rises_after_takeover(
             lost = found.changes[:, others]  # (M, n)
             solved = _coefficients(x[others], weight[others], lost, columns, masks)
             regained[:, fold == part] = (x[fold == part] @ solved).T
-    rises = []
-    for change, back in zip(found.changes, regained, strict=True):
-        after = objective.row_losses(found.outputs - change + back, sample.label)
-        rises.append(after - before)
-    return torch.stack(rises).double()
+    after = losses_of(objective, found.outputs - found.changes + regained, sample.label)
+    return (after - before).double()
 
 
 class Columns:
