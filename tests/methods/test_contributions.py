@@ -10,7 +10,13 @@ from tests.methods.tasks import QUICK
 from tests.methods.test_masking import by_a_full_pass
 from torchleap import models
 from torchleap.methods import Search, contributions, sample
-from torchleap.methods.contributions import Samples, affordable_rows, alike, substitutes_of
+from torchleap.methods.contributions import (
+    Samples,
+    affordable_rows,
+    alike,
+    substitutes_of,
+    worth_of,
+)
 from torchleap.methods.interactions import Interactions
 from torchleap.methods.worth_meter import WorthMeter
 from torchleap.selection import Worth
@@ -94,13 +100,14 @@ def test_a_worth_that_rises_by_chance_makes_no_substitute_but_a_copy_always_is_o
     assert (found.closed, found.field) == ("a", "b")
 
 
-def test_the_worth_of_contributions_has_their_errors():
-    found = contributions.Contributions(
-        torch.zeros(2, 1), torch.tensor([0.1, 0.2]), torch.tensor([0.01, 0.02]), torch.zeros(1)
-    )
-    worth = found.worth(["a", "b"])
+def test_the_error_of_a_worth_is_that_of_rows_and_of_trainings():
+    rises = torch.tensor([[0.1, 0.1, 0.1, 0.1], [0.1, 0.3, 0.1, 0.3]], dtype=torch.float64)
+    worth = worth_of(["a", "b"], rises, noise=0.06)
+    assert worth["a"].nats == pytest.approx(0.1)
+    assert worth["a"].error == pytest.approx(0.06)
     assert worth["b"].nats == pytest.approx(0.2)
-    assert worth["a"].error == pytest.approx(0.01)
+    of_rows = float(rises[1].std()) / 2
+    assert worth["b"].error == pytest.approx((0.06**2 + of_rows**2) ** 0.5)
 
 
 def test_masks_take_about_a_quarter_of_the_time_of_the_training(mixed, monkeypatch):

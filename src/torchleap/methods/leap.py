@@ -22,12 +22,20 @@ from ..plugin import attach
 from ..training.evaluate import predict_together
 from ..training.fit import Hook, Run, Training, optimizers_for
 from .base import GateMethod, Scores, Search, Snapshot
-from .contributions import Samples, affordable_rows, alike, contributions, substitutes_of
+from .contributions import (
+    Samples,
+    affordable_rows,
+    alike,
+    contributions,
+    substitutes_of,
+    worth_of,
+)
 from .equivalents import equivalents
 from .interactions import Interactions
 from .memorised import Memorised
 from .path_points import PathMetric, headline_of
 from .planting import plant
+from .takeover import rises_after_takeover
 from .training_noise import TrainingNoise
 from .worth_meter import WorthMeter
 
@@ -95,6 +103,9 @@ class LeAPMethod(GateMethod):
         names = search.task.fields.names
         alone = contributions(search, plain, samples.valid)
         pairs = alike(alone.changes, names)
+        singles = [(name,) for name in names]
+        rises = rises_after_takeover(search, plain, samples.valid, alone, singles, names)
+        before = worth_of(names, rises, noise.of_difference)
         copies = equivalents(search, plain, pairs)
         hook.begin(plain, copies=copies, memorised=memorised.worth())
         settings = path_training(search.training, steps, turn, limit)
@@ -108,7 +119,6 @@ class LeAPMethod(GateMethod):
         )
         trainer.gates.theta.requires_grad_(True)
         metric = headline_of(search)
-        before = alone.worth(names)
         substitutes = substitutes_of(pairs, copies, before, trainer.worth())
         search.path = trainer.path(metric.name, substitutes, tuple(sorted(meter.together)))
         search.snapshots = hook.snapshots

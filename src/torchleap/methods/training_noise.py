@@ -11,7 +11,7 @@ from ..training.fit import Hook, Run
 from .base import Search
 from .path_points import PathMetric
 
-RECENT = 7  # evaluations, the last ones, in which the loss has no trend but a smooth one
+NEAR = 0.01  # of the lowest loss: evaluations within it show the noise around an optimum
 THIRD = math.sqrt(20.0)  # times that of single values is the deviation of third differences
 
 
@@ -20,7 +20,8 @@ class TrainingNoise(Hook):
 
     Where a training ends is chance: the weights move around an optimum, and so does the loss. Its
     third differences from evaluation to evaluation show this, without a smooth trend. They say how
-    much of a small difference between two trained models is noise.
+    much of a small difference between two trained models is noise. Only evaluations around the
+    lowest loss count, and where there are fewer than four of them, the noise is not known.
 
     Args:
         search: The search.
@@ -41,7 +42,7 @@ class TrainingNoise(Hook):
     @property
     def of_difference(self) -> float:
         """Return the standard deviation of the difference between the losses of two trainings."""
-        return math.sqrt(2) * deviation(self.losses[-RECENT:])
+        return math.sqrt(2) * deviation(around_lowest(self.losses))
 
     def state_dict(self) -> dict[str, Any]:
         """Return the losses so far."""
@@ -50,6 +51,23 @@ class TrainingNoise(Hook):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore the losses."""
         self.losses = [float(loss) for loss in state["losses"]]
+
+
+def around_lowest(losses: Sequence[float]) -> Sequence[float]:
+    """Return the lowest loss with its neighbours that are at most one percent higher.
+
+    >>> around_lowest([2.0, 1.005, 1.0, 1.002, 1.3, 1.0])
+    [1.005, 1.0, 1.002]
+    """
+    if not losses:
+        return []
+    first = last = min(range(len(losses)), key=losses.__getitem__)
+    limit = (1 + NEAR) * losses[first]
+    while first > 0 and losses[first - 1] <= limit:
+        first -= 1
+    while last + 1 < len(losses) and losses[last + 1] <= limit:
+        last += 1
+    return losses[first : last + 1]
 
 
 def deviation(losses: Sequence[float]) -> float:
