@@ -98,10 +98,30 @@ def test_the_prediction_is_that_of_least_squares_by_hand(task, monkeypatch):
             (weight[:, None] * x)[~inside], (weight * lost)[~inside, None]
         ).solution
         back[inside] = (x[inside] @ solved).squeeze(1)
-    outputs = found.outputs - found.changes[0] + back.float()
+    trust = float((weight**2 * back * lost).sum() / (weight**2 * back**2).sum())
+    outputs = found.outputs - found.changes[0] + min(max(trust, 0.0), 1.0) * back.float()
     loss = task.objective.row_losses
     expected = loss(outputs, rows.label) - loss(found.outputs, rows.label)
     assert torch.allclose(rises[0], expected.double(), atol=1e-5)
+
+
+def test_a_prediction_that_only_fits_its_own_rows_is_not_added(monkeypatch):
+    """Many columns and few rows: what is learned from one half is noise for the other."""
+    rng = np.random.default_rng(0)
+    count = 4000
+    frame = pl.DataFrame(
+        {
+            "click": rng.integers(0, 2, count),
+            **dict.fromkeys(("one", "twin", "other"), rng.normal(size=count)),
+            "wide": pl.Series(rng.normal(size=(count, 100)), dtype=pl.Array(pl.Float64, 100)),
+        }
+    )
+    task = tl.data.read(frame, label="click", split="order")
+    before, after = measured(task, [("one",)], stay=("one", "wide"))
+    monkeypatch.setattr(takeover, "_trust", lambda regained, *_: torch.ones(len(regained)))
+    _, believed = measured(task, [("one",)], stay=("one", "wide"))
+    assert believed[0] > before[0] + 0.005, "the noise of the prediction raises the loss"
+    assert after[0] == pytest.approx(float(before[0]), abs=1e-3)
 
 
 def test_two_rows_have_nothing_to_learn_a_takeover_from(task):

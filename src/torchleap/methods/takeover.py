@@ -34,8 +34,8 @@ def rises_after_takeover(
     A model that is trained without a field reads from others what they know of it. The output that
     the model loses with a field is therefore predicted from the columns of the other fields, by
     least squares with the curvature of the loss as weights, and the prediction is added again. Each
-    half of the rows is predicted from the other one. Labels play no part in this, so that chance in
-    them cannot be learned.
+    half of the rows is predicted from the other one, and a prediction that fails there is shrunk.
+    Labels play no part in this, so that chance in them cannot be learned.
 
     Args:
         search: The search.
@@ -59,6 +59,7 @@ def rises_after_takeover(
             lost = found.changes[:, others]  # (M, n)
             solved = _coefficients(x[others], weight[others], lost, columns, masks)
             regained[:, fold == part] = (x[fold == part] @ solved).T
+        regained *= _trust(regained, found.changes, weight)[:, None]
     after = losses_of(objective, found.outputs - found.changes + regained, sample.label)
     return (after - before).double()
 
@@ -178,3 +179,16 @@ def _coefficients(
         own = moments[outside][:, outside]
         solved[outside, number] = torch.linalg.solve(own, toward[outside, number])
     return solved.to(x)
+
+
+def _trust(regained: Tensor, lost: Tensor, weight: Tensor) -> Tensor:
+    """Return the factor of each prediction that makes it the best, (M,), from 0 to 1.
+
+    Args:
+        regained: The predictions for rows that they were not learned from, (M, N).
+        lost: The changes of the outputs that they predict, (M, N).
+        weight: The weight of each row, (N,).
+    """
+    weighted = regained * weight
+    size = (weighted * regained).sum(1).clamp_min(1e-30)
+    return ((weighted * lost).sum(1) / size).clamp(0.0, 1.0)
