@@ -1,5 +1,6 @@
 """attach -> Plugin: LeAP on somebody else's model, in place and reversibly."""
 
+import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict
@@ -15,13 +16,14 @@ from .distributed.fsdp import units, unsharded
 from .fields import Field, Fields
 from .gates.held_out import held_out, rest
 from .gates.leap import LeAP
+from .gates.learner import GateLearner
 from .gates.optimizer import GateOptimizer
 from .gates.path_trainer import STEPS, PathTrainer
 from .gates.price_window import PriceWindow, WindowTrainer
 from .gates.relative_costs import PriceBy
 from .gates.settings import SettingsByName, with_settings_in_signature
 from .gates.statistics import JOINED
-from .gates.summary import progress, table_of, why_none_moved
+from .gates.summary import progress, table_of, why_none_closed, why_none_moved
 from .gates.trainer import GateTrainer
 from .selection import Path, Rule, Selection, select
 from .sites.calls import Call, as_call, few_rows, on_device
@@ -175,6 +177,29 @@ class Plugin:
         )
         return self._path_trainer
 
+    def learn(
+        self, steps: int | None = None, *, strength: float = 0.4, lr: float | None = None
+    ) -> GateLearner:
+        """Let the gates train themselves: for training loops that cannot be edited.
+
+            plugin = tl.attach(model, fields, at="embedding", side="output")
+            plugin.learn(steps=len(loader) * epochs)
+            trainer.fit(model, loader)  # of any library
+            selection = plugin.select()
+
+        The gates step at the end of each backward pass of the model. Neither its loss nor its
+        optimizer is needed, and weight decay, clipping and an L2 penalty do not reach the gates.
+        They learn from the batches of the model, so that several epochs on the same rows keep
+        fields that help to memorise them; `trainer` can use held-out rows. A model that is
+        compiled by torch.compile needs `trainer`.
+
+        Args:
+            steps: How many backward passes are planned; None is a stream without end.
+            strength: The full pressure, without units.
+            lr: The learning rate of the gates; None derives it from the planned steps.
+        """
+        return GateLearner(self.model, self.gates, steps=steps, strength=strength, lr=lr)
+
     def path(self, metric: str = "metric") -> Path:
         """Return the worth of each field and the points of the path, see `PathTrainer`.
 
@@ -300,6 +325,9 @@ class Plugin:
         can_move = self.gates.fields is not None and bool((self.gates.free > 0).any())
         if self.gates.fields is None or (can_move and not self.gates.moved):
             raise SelectionError(why_none_moved(self.gates))
+        doubt = why_none_closed(self.gates)
+        if doubt is not None:
+            warnings.warn(doubt, stacklevel=2)
         return select(
             self.fields,
             self.scores(),

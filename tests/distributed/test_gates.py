@@ -428,3 +428,25 @@ def test_a_nan_on_one_rank_is_told_by_all(tmp_path: Path) -> None:
         assert "NaN, infinity or values too large to square in field 'useful'" in text, (
             os.linesep + text
         )
+
+
+def learns_by_itself(folder: Path) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 4), nn.ReLU(), nn.Linear(4, 1))
+    plugin = tl.attach(model, {"useful": 2, "noise": 3, "other": 3}, at="0", seed=0)
+    learner = plugin.learn(steps=150)
+    ddp = DistributedDataParallel(model)
+    optimizer = torch.optim.Adam(ddp.parameters(), lr=1e-2)
+    for number in range(150):
+        x = torch.randn(ROWS, 8, generator=torch.Generator().manual_seed(number))
+        optimizer.zero_grad()
+        nn.functional.mse_loss(ddp(own(x))[:, 0], own(x[:, :2].sum(1))).backward()
+        optimizer.step()
+    keep(folder, {"theta": plugin.gates.theta.detach(), "done": learner.done})
+
+
+def test_gates_that_learn_by_themselves_agree_under_ddp(tmp_path: Path) -> None:
+    first, second = run(learns_by_itself, tmp_path)
+    assert first["done"] == second["done"] == 150
+    assert torch.equal(first["theta"], second["theta"])
+    assert first["theta"][0] > 0 > first["theta"][1:].max()

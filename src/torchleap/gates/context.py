@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -16,6 +16,13 @@ class Passed(NamedTuple):
     output: Any
 
 
+class Learner(Protocol):
+    """An object that moves gates by the gradient of each training pass."""
+
+    def theta_of_pass(self, theta: Tensor) -> Tensor:
+        """Return the theta that a pass computes with, (G,)."""
+
+
 class PassContext:
     """Remember, for one pass of the model, the facts that several of its hooks need.
 
@@ -27,6 +34,7 @@ class PassContext:
             arrive until the next one begins, so that no rank has to wait.
         held_out: Whether only the gates learn, see `Plugin.held_out`.
         train_gradient: The gradient of theta on the train rows before a held-out step, (G,).
+        learner: Moves the gates by the gradient of each training pass; None if nothing does so.
         probe: Zeros that collect the gradient of the mixing weights in a probe of `Drift`, (G,).
     """
 
@@ -35,6 +43,7 @@ class PassContext:
         self.running = False
         self.held_out = False
         self.train_gradient: Tensor | None = None
+        self.learner: Learner | None = None
         self.probe: Tensor | None = None
         self._passed: dict[str, Passed] = {}  # by the name of the site
 
@@ -45,6 +54,21 @@ class PassContext:
     def name_place(self, place: str) -> None:
         """Set how messages call the gates."""
         self.place = place
+
+    def learn_with(self, learner: Learner | None) -> None:
+        """Let an object move the gates by the gradient of each training pass; None ends this."""
+        self.learner = learner
+
+    def theta_of_pass(self, theta: Tensor) -> Tensor | None:
+        """Return the theta that a training pass computes with, (G,); None is the parameter.
+
+        Args:
+            theta: The parameter.
+        """
+        learns = torch.is_grad_enabled() and not self.held_out
+        if self.learner is None or not learns or torch.compiler.is_compiling():
+            return None
+        return self.learner.theta_of_pass(theta)
 
     # A pass of the complete model
 

@@ -72,6 +72,12 @@ def reserve(gates: Gated, trainer: Trainer) -> None:
     _trainers[gates] = weakref.ref(trainer)
 
 
+def trainer_of(gates: Gated) -> Trainer | None:
+    """Return the latest trainer of these gates, if it still exists."""
+    reference = _trainers.get(gates)
+    return None if reference is None else reference()
+
+
 def _before_step(
     optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[Any, dict[str, Any]] | None:
@@ -91,8 +97,7 @@ def _before_step(
 
 def _trainer_beside(gates: Gated, optimizer: Optimizer) -> Trainer | None:
     """Return the trainer of these gates, if they are not this optimizer's to move."""
-    reference = _trainers.get(gates)
-    trainer = None if reference is None else reference()
+    trainer = trainer_of(gates)
     if trainer is None or trainer.optimizer is optimizer:
         return None
     return trainer

@@ -40,9 +40,15 @@ class LeAP(GateModule):
 
     # 3.1 Learnable permutation
 
-    def gate(self) -> Tensor:
-        """Return the gates g = sigmoid(theta / tau), (G,); 1 where a field is protected."""
-        gate = torch.sigmoid(ranks.full(self.theta) / self.settings.temperature)
+    def gate(self, theta: Tensor | None = None) -> Tensor:
+        """Return the gates g = sigmoid(theta / tau), (G,); 1 where a field is protected.
+
+        Args:
+            theta: The theta of all gates, (G,); None is the parameter.
+        """
+        if theta is None:
+            theta = ranks.full(self.theta)
+        gate = torch.sigmoid(theta / self.settings.temperature)
         if self._protects:
             gate = torch.where(self.free > 0, gate, torch.ones_like(gate))
         return gate
@@ -89,7 +95,7 @@ class LeAP(GateModule):
         """Return the gates as training mixes by them, (G,): with warm-up, floor and probe."""
         # NOTE[PAPER] g = 0 is absorbing: a backbone that ignores a field sends its gate no
         # gradient. Warm-up, floor and probes are ours.
-        weight = self.gate()
+        weight = self.gate(self.context.theta_of_pass(self.theta))
         floor = self.settings.floor
         if floor:
             weight = 1 - (1 - floor) * (1 - weight)
@@ -190,6 +196,7 @@ class LeAP(GateModule):
         """Return the sum of lambda_i * g_i, (): its gradient reaches the gates alone."""
         if self.fields is None:  # no batch has come, so that theta's size is not known yet
             return torch.zeros((), device=self.theta.device)
+        self.note_pressure()
         return (self.weights() * self.gate()).sum()
 
     # 3.3 Scores

@@ -63,6 +63,7 @@ class GateModule(nn.Module):
         self._synchronised = SynchronisedStatistics()
         self._protects = False  # whether any field is protected
         self._warm_up_ahead = self.settings.warmup > 0
+        self.is_pressed = False  # whether a penalty, a pressure or a price was ever computed
         self._mask: Tensor | None = None  # (D,) bool, set by masked()
         dtype = torch.promote_types(torch.get_default_dtype(), torch.float32)
         self.theta = nn.Parameter(torch.empty(0, dtype=dtype))
@@ -184,6 +185,11 @@ class GateModule(nn.Module):
             self._warm_up_ahead = bool(warm.any()) or not bool(reached.any())
         return self._warm_up_ahead
 
+    def note_pressure(self) -> None:
+        """Note that something presses on the gates, so that useless ones can close."""
+        if not self.is_pressed:  # a compiler would have to write back an assignment
+            self.is_pressed = True
+
     @contextmanager
     def masked(self, kept: Iterable[str]) -> Iterator[None]:
         """Let every field that is not in `kept` be its running mean; the others are as in eval().
@@ -225,6 +231,7 @@ class GateModule(nn.Module):
     def _replicate_for_data_parallel(self) -> Self:
         replica: Self = super()._replicate_for_data_parallel()  # type: ignore[no-untyped-call]
         replica.context = self.context.copy()  # each replica runs in a thread of its own
+        replica.context.learn_with(self.context.learner)
         return replica
 
     def __getstate__(self) -> dict[str, Any]:

@@ -116,6 +116,8 @@ class GateOptimizer(Optimizer):
         gradient = ranks.own_part(gradient)
         state["step"] += 1
         signal = self._signal(gradient, state, group)
+        if group["strength"] > 0:
+            self._gates.note_pressure()
         # NOTE[PAPER] Ours: the paper's penalty goes through Adam with the task's gradient and
         # needs a weight for each data set.
         moved = theta - group["lr"] * (signal + group["strength"])

@@ -118,6 +118,7 @@ class PathOptimizer(Optimizer):
         self._measure(signal / per_gate, square / per_gate.square())
         price = 0.0 if self.is_waiting else self.price
         push = price * self.costs * per_gate
+        self._gates.note_pressure()
         moved = self._moved(logit, mean, NOISE * square.sqrt(), push)
         is_moving = self.is_moving()
         moved = torch.where(is_moving, moved, logit)
@@ -144,6 +145,7 @@ class PathOptimizer(Optimizer):
         Returns:
             Whether any of them has moved.
         """
+        self._gates.note_pressure()
         logits = self.logits()
         moved = (logits + self.param_groups[0]["lr"] * speed).clamp(LOWEST, OPEN)
         moved = torch.where(self.is_moving(), moved, logits)

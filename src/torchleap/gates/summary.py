@@ -1,9 +1,15 @@
 """The state of gates in words: one line, a table of all fields, and why none has moved."""
 
+import torch
+
 from .._common.text import plural, table
 from ..fields import Field
+from .guard import trainer_of
 from .leap import LeAP
+from .trainer import GateTrainer
 
+OPEN = 0.5  # a gate below this is closed
+STILL_MOVING = 0.95  # of the gate at the start: below this, gates move, and not by noise alone
 HEAD = ["field", "gate", "width", "divergence", "sparsity", "penalty"]
 
 
@@ -60,3 +66,39 @@ def why_none_moved(gates: LeAP) -> str:
         "The optimizer was probably built before attach(), so that it does not hold the gates. Use "
         "plugin.trainer(), or build the optimizer afterwards and add plugin.penalty() to the loss."
     )
+
+
+def why_none_closed(gates: LeAP) -> str | None:
+    """Return why no gate is closed, if the training of the gates may be the reason, and the cure.
+
+    None means that a gate is closed, or that useless gates had the time to close.
+    """
+    scores = gates.scores()
+    free = {field.name for field in gates.known_fields() if not field.protected}
+    lowest = min((score for name, score in scores.items() if name in free), default=0.0)
+    if lowest < OPEN:
+        return None
+    found = f"No gate is closed, the lowest is {lowest:.2f}"
+    if not gates.is_pressed:
+        return (
+            f"{found}: nothing has pressed on the gates, so that useless ones stay open. Train "
+            "with plugin.learn() or plugin.trainer(), or add plugin.penalty() to the loss."
+        )
+    trainer = trainer_of(gates)
+    if isinstance(trainer, GateTrainer):
+        if trainer.has_settled:
+            return None
+        needed = f"{trainer.closing:,.0f}"
+        return (
+            f"{found}: after {plural(trainer.done, 'step')} of the gates a useless one has not had "
+            f"the time to close, which takes {needed}. Train longer, or give a larger lr= or the "
+            "number of planned steps= to the trainer."
+        )
+    start = float(torch.sigmoid(torch.tensor(gates.settings.init / gates.settings.temperature)))
+    if trainer is None and lowest < STILL_MOVING * start:
+        return (
+            f"{found}: the gates have left their start at {start:.2f}, but they are still on their "
+            "way. Train longer, give the gates a larger learning rate or another optimizer "
+            "(Adagrad slows down), or use plugin.learn()."
+        )
+    return None
