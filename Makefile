@@ -6,8 +6,11 @@ READY := $(VENV)/.ready
 KERNEL := $(wildcard src/torchleap/native/*.[ch] src/torchleap/native/build.py)
 TRITON := .venv-triton
 TORCHREC := .venv-torchrec
+LIGHT_ZOOS := rechub  # in the environment of the other tests
+HEAVY_ZOOS := deepctr fuxictr
+ZOO ?= $(LIGHT_ZOOS) $(HEAVY_ZOOS)
 
-.PHONY: help setup demo test mutants test-triton test-torchrec lint format type bench bench-quick picture clean
+.PHONY: help setup demo test mutants test-triton test-torchrec test-zoos zoos lint format type bench bench-quick picture clean
 
 help:
 	@echo "make demo     select fields of synthetic rows with known ground truth, with a report (about a minute)"
@@ -15,6 +18,8 @@ help:
 	@echo "make mutants  make small mistakes in copies of the source: do the tests notice? ONLY=surgery for a part (ten minutes)"
 	@echo "make test-triton  test the GPU kernel in Triton's interpreter (downloads a gigabyte)"
 	@echo "make test-torchrec  test gates and surgery on TorchRec's models, sharded over two processes (four minutes)"
+	@echo "make test-zoos  test all models of public zoos, each zoo in its own environment; ZOO=\"rechub deepctr\" for some"
+	@echo "make zoos     the same models on 40,000 rows: the table of docs/zoos.md"
 	@echo "make lint     ruff: check and format check"
 	@echo "make type     mypy --strict on src"
 	@echo "make bench    what LeAP costs a training step, as ratios, and the speed of memory (four minutes)"
@@ -76,6 +81,27 @@ $(TORCHREC)/.ready: pyproject.toml constraints.txt
 		tensordict torchmetrics tqdm pyre-extensions
 	@touch $@
 
+# Each heavy zoo has an environment of its own: what it needs under constraints, then the packages
+# that ask for other versions than they need, without their dependencies. torch stays pinned.
+ENVIRONMENTS := $(foreach zoo,$(filter-out $(LIGHT_ZOOS),$(ZOO)),.venv-zoo-$(zoo)/.ready)
+in_zoo = $(if $(filter $(1),$(LIGHT_ZOOS)),$(RUN),.venv-zoo-$(1)/bin/python)
+
+test-zoos: $(READY) $(ENVIRONMENTS)
+	$(foreach zoo,$(ZOO),TORCHLEAP_STRICT=1 TORCHLEAP_ZOO=$(zoo) $(call in_zoo,$(zoo)) -m pytest tests/zoos/test_all.py &&) true
+
+zoos: $(READY) $(ENVIRONMENTS)
+	$(foreach zoo,$(ZOO),$(call in_zoo,$(zoo)) benchmarks/zoos.py --zoo $(zoo) > /dev/null &&) true
+	$(RUN) benchmarks/zoos.py --print
+
+.venv-zoo-%/.ready: tests/zoos/requirements/%.txt pyproject.toml
+	$(PYTHON) -m venv .venv-zoo-$*
+	.venv-zoo-$*/bin/python -m pip install --quiet --disable-pip-version-check -e . pytest hypothesis -r $<
+	@if [ -e tests/zoos/requirements/$*.alone.txt ]; then \
+		.venv-zoo-$*/bin/python -m pip install --quiet --disable-pip-version-check --no-deps \
+			-r tests/zoos/requirements/$*.alone.txt; \
+	fi
+	@touch $@
+
 lint: $(READY)
 	$(RUN) -m ruff check .
 	$(RUN) -m ruff format --check .
@@ -102,4 +128,4 @@ picture: $(READY)
 	$(RUN) examples/demo.py torchleap-demo --picture docs/images/gates.png
 
 clean:
-	rm -rf $(VENV) $(TRITON) $(TORCHREC) src/torchleap/native/*.so build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(TRITON) $(TORCHREC) .venv-zoo-* src/torchleap/native/*.so build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,0 +1,37 @@
+"""Models of the light zoos: attach, their loop, select, prune, fine-tune, save and load.
+
+`make test-zoos` runs all models of all zoos; here are two or three of each light zoo.
+"""
+
+import pytest
+
+from tests.zoos.registry import ZOOS
+from tests.zoos.run import Loader, run
+
+ROWS = 4_000
+LIGHT = [
+    ("torch-rechub", "WideDeep-same"),
+    ("torch-rechub", "MMOE"),
+    ("torch-rechub", "DCN"),
+]
+MODELS = {(zoo.name, one.name): (zoo, one) for zoo in ZOOS for one in zoo.combinations()}
+
+
+@pytest.fixture(scope="module")
+def loader():
+    started = Loader()
+    yield started
+    started.close()
+
+
+@pytest.mark.parametrize("key", LIGHT, ids=" ".join)
+def test_a_model_of_a_light_zoo_goes_all_the_way(key, loader):
+    zoo, combination = MODELS[key]
+    if not zoo.installed:
+        pytest.skip(f"{zoo.name} is not installed")
+    record = run(combination, loader, ROWS)
+    assert record.errors == {}
+    assert record.native
+    assert record.exact
+    assert record.tuned
+    assert record.loads
