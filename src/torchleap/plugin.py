@@ -190,8 +190,8 @@ class Plugin:
         The gates step at the end of each backward pass of the model. Neither its loss nor its
         optimizer is needed, and weight decay, clipping and an L2 penalty do not reach the gates.
         They learn from the batches of the model, so that several epochs on the same rows keep
-        fields that help to memorise them; `trainer` can use held-out rows. A model that is
-        compiled by torch.compile needs `trainer`.
+        fields that help to memorise them; `trainer` can use held-out rows. torch.compile leaves
+        the gates to Python, and refuses fullgraph=True; with `trainer` it compiles them too.
 
         Args:
             steps: How many backward passes are planned; None is a stream without end.

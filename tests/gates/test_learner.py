@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn.functional import mse_loss
+from torch.utils.checkpoint import checkpoint
 
 import torchleap as tl
 from torchleap.gates import learner as learner_module
@@ -261,3 +262,109 @@ def test_select_does_not_warn_where_a_gate_is_closed_or_none_had_to_close():
     plugin.learn(steps=STEPS)
     their_loop(model, torch.optim.Adam(model.parameters(), lr=1e-2))
     assert warning_of(plugin) == ""
+
+
+def test_a_trainer_that_is_made_later_takes_over():
+    model, plugin = attached_model()
+    learner = plugin.learn(steps=STEPS)
+    trainer = plugin.trainer(steps=STEPS)
+    for x, y in batches(3):
+        mse_loss(model(x)[:, 0], y).backward()
+        trainer.step()
+    assert (learner.done, trainer.done) == (0, 3)
+    assert plugin.gates.moved
+
+
+def test_the_gates_do_not_count_in_the_norm_of_the_gradient():
+    model, plugin = attached_model()
+    plugin.learn(steps=STEPS)
+    [(x, y)] = batches(1)
+    l2 = sum(one.square().sum() for one in model.parameters())
+    (mse_loss(model(x)[:, 0], y) + l2).backward()
+    assert plugin.gates.theta.grad is None
+
+
+def test_a_scaler_of_gradients_that_skips_steps_does_not_stop_the_gates():
+    model, plugin = attached_model()
+    learner = plugin.learn(steps=STEPS)
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**30)
+    for x, y in batches():
+        optimizer.zero_grad()
+        with torch.autocast("cpu", dtype=torch.float16):
+            output = model(x)
+        scaler.scale(mse_loss(output[:, 0].float(), y)).backward()
+        scaler.unscale_(optimizer)
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        scaler.step(optimizer)
+        scaler.update()
+    assert learner.skipped > 0
+    assert learner.done + learner.skipped == STEPS
+    assert plugin.select().kept == ("useful",)
+
+
+@pytest.mark.parametrize("use_reentrant", [True, False])
+def test_passes_that_are_computed_again_for_their_gradient_count_once(use_reentrant):
+    model, plugin = attached_model()
+    learner = plugin.learn(steps=STEPS)
+    for x, y in batches(3):
+        output = checkpoint(model, x.requires_grad_(), use_reentrant=use_reentrant)
+        mse_loss(output[:, 0], y).backward()
+    assert learner.done == 3
+
+
+def test_two_losses_of_one_pass_are_two_steps():
+    model, plugin = attached_model()
+    learner = plugin.learn(steps=2 * STEPS)
+    for x, y in batches(3):
+        output = model(x)[:, 0]
+        mse_loss(output, y).backward(retain_graph=True)
+        output.square().mean().backward()
+    assert learner.done == 6
+
+
+def test_a_compiled_model_leaves_the_gates_to_python():
+    torch.compiler.reset()
+    found = []
+    for compiled in (False, True):
+        model, plugin = attached_model()
+        plugin.learn(steps=STEPS)
+        called = torch.compile(model, backend="eager") if compiled else model
+        for x, y in batches(3):
+            mse_loss(called(x)[:, 0], y).backward()
+        found.append(plugin.gates.theta.detach().clone())
+    assert torch.equal(*found)
+    assert plugin.gates.moved
+    torch.compiler.reset()
+    called = torch.compile(model, backend="eager", fullgraph=True)
+    with pytest.raises(Exception, match="theta_of_pass"):
+        called(x)
+
+
+def test_select_says_that_no_gradient_arrived():
+    model, plugin = attached_model()
+    plugin.learn(steps=STEPS)
+    for x, y in batches(3):
+        torch.autograd.grad(mse_loss(model(x)[:, 0], y), plugin.model_parameters())
+    with pytest.raises(tl.SelectionError, match=r"after 3 training steps.*torch.autograd.grad"):
+        plugin.select()
+
+
+def test_select_says_that_no_gradient_was_finite():
+    model, plugin = attached_model()
+    plugin.learn(steps=STEPS)
+    for x, y in batches(3):
+        (torch.inf * mse_loss(model(x)[:, 0], y)).backward()
+    with pytest.raises(tl.SelectionError, match="The gradient of 3 steps was not finite"):
+        plugin.select()
+
+
+def test_select_warns_if_the_best_weights_were_restored_with_their_gates():
+    model, plugin = attached_model()
+    plugin.learn(steps=STEPS)
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+    their_loop(model, optimizer, steps=3)
+    best = copy.deepcopy(model.state_dict())
+    their_loop(model, optimizer)
+    model.load_state_dict(best)
+    assert "were set back, as early stopping does" in warning_of(plugin)

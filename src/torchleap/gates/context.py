@@ -66,7 +66,7 @@ class PassContext:
             theta: The parameter.
         """
         learns = torch.is_grad_enabled() and not self.held_out
-        if self.learner is None or not learns or torch.compiler.is_compiling():
+        if self.learner is None or not learns:
             return None
         return self.learner.theta_of_pass(theta)
 

@@ -110,7 +110,8 @@ def _refuse_optimizer_of_gates_alone(optimizer: Optimizer, withheld: list[Gated]
         _put_back(optimizer)
         raise TorchleapError(
             f"Expected the gates to be trained by their latest GateTrainer alone, but found a step "
-            f"of another {type(optimizer).__name__}. Use trainer.step() instead of it."
+            f"of another {type(optimizer).__name__}. Use trainer.step() instead of it; after "
+            "plugin.learn() no step is needed."
         )
 
 

@@ -10,6 +10,7 @@ from torch.nn.parallel import DistributedDataParallel
 from .._common.errors import TorchleapError
 from ..distributed import ranks
 from ..distributed.fsdp import units
+from .guard import trainer_of
 from .leap import LeAP
 from .trainer import GateTrainer
 
@@ -20,7 +21,8 @@ class GateLearner(GateTrainer):
     `Plugin.learn` makes one. Every training pass of the gates uses a copy of theta, and only the
     gradient of these copies counts. So weight decay, clipping, an L2 penalty that a library adds
     over all parameters, and optimizers from before `attach` do not reach the gates. The scale of
-    the gradient does not count either (AMP, accumulation); one that is not finite is skipped.
+    the gradient does not count either (AMP, accumulation); one that is not finite is skipped. A
+    trainer that is made later takes over.
 
     Args:
         model: The attached model, not sharded by FSDP2.
@@ -50,6 +52,7 @@ class GateLearner(GateTrainer):
         super().__init__(model, gates, steps=steps, strength=strength, lr=lr, optimism=0.0)
         self.skipped = 0
         self._arrived: Tensor | None = None  # (G,) gradient of the present backward pass
+        self._left: Tensor | None = None  # (G,) theta after the latest step
         self._lock = Lock()  # replicas of DataParallel have threads of their own
         gates.context.learn_with(self)
 
@@ -57,12 +60,25 @@ class GateLearner(GateTrainer):
         """Let the gates stay as they are from now on; `trainer` or `learn` may go on with them."""
         self.gates.context.learn_with(None)
 
+    @property
+    def was_set_back(self) -> bool:
+        """Whether the gates are no longer where the latest step has left them.
+
+        Early stopping does so, when it restores the best weights.
+        """
+        theta = self.gates.theta.detach()
+        return self._left is not None and not torch.equal(self._left.to(theta), theta)
+
+    # a compiler cannot follow what happens in a backward pass
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def theta_of_pass(self, theta: Tensor) -> Tensor:
         """Return a copy of theta for one pass, whose gradient moves the gates.
 
         Args:
             theta: The parameter of the gates, or that of a replica, (G,).
         """
+        if trainer_of(self.gates) is not self:
+            return theta
         copy = theta.detach().clone().requires_grad_()
         copy.register_post_accumulate_grad_hook(self._arrive)  # type: ignore[no-untyped-call]
         ddp = DistributedDataParallel._get_active_ddp_module()  # type: ignore[no-untyped-call]
@@ -99,3 +115,4 @@ class GateLearner(GateTrainer):
             return
         theta.grad = gradient
         self.step()
+        self._left = theta.detach().clone()

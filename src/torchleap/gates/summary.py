@@ -6,6 +6,7 @@ from .._common.text import plural, table
 from ..fields import Field
 from .guard import trainer_of
 from .leap import LeAP
+from .learner import GateLearner
 from .trainer import GateTrainer
 
 OPEN = 0.5  # a gate below this is closed
@@ -61,10 +62,30 @@ def why_none_moved(gates: LeAP) -> str:
             "select() needs trained gates, but they are still warming up: "
             f"batch {steps} of warmup={gates.settings.warmup}."
         )
+    trainer = trainer_of(gates)
+    if isinstance(trainer, GateLearner):
+        return (
+            f"select() needs trained gates, but after {plural(steps, 'training step')} none has "
+            f"moved. {_why_nothing_arrived(trainer)}"
+        )
     return (
         f"select() needs trained gates, but after {plural(steps, 'training step')} none has moved. "
         "The optimizer was probably built before attach(), so that it does not hold the gates. Use "
         "plugin.trainer(), or build the optimizer afterwards and add plugin.penalty() to the loss."
+    )
+
+
+def _why_nothing_arrived(learner: GateLearner) -> str:
+    """Return why gates that train themselves have not moved, and the cure."""
+    if learner.skipped:
+        return (
+            f"The gradient of {plural(learner.skipped, 'step')} was not finite. Lower the learning "
+            "rate of the model or the scale of the loss."
+        )
+    return (
+        "No gradient has reached them: gates that train themselves need loss.backward(), without "
+        "inputs=, of a loss that depends on the gated values; torch.autograd.grad() does not reach "
+        "them. Use plugin.trainer() and trainer.step(loss)."
     )
 
 
@@ -86,6 +107,12 @@ def why_none_closed(gates: LeAP) -> str | None:
         )
     trainer = trainer_of(gates)
     if isinstance(trainer, GateTrainer):
+        if isinstance(trainer, GateLearner) and trainer.was_set_back:
+            return (
+                f"{found}: after their last step the gates were set back, as early stopping does "
+                "when it restores earlier weights. Let the gates close sooner, by fewer planned "
+                "steps= or a larger lr=, or train without early stopping."
+            )
         if trainer.has_settled:
             return None
         needed = f"{trainer.closing:,.0f}"

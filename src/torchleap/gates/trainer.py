@@ -238,7 +238,7 @@ class GateTrainer(BaseTrainer):
             push = f"pressure {self.strength:g}"
         settled = "has" if self.has_settled else "has not"
         return (
-            f"GateTrainer: step {self.done:,}{of}, learning rate {rate:.2g}, {push}; "
+            f"{type(self).__name__}: step {self.done:,}{of}, learning rate {rate:.2g}, {push}; "
             f"a useless gate {settled} had the time to close ({self.closing:,.0f} steps)"
         )
 
