@@ -7,7 +7,7 @@ KERNEL := $(wildcard src/torchleap/native/*.[ch] src/torchleap/native/build.py)
 TRITON := .venv-triton
 TORCHREC := .venv-torchrec
 LIGHT_ZOOS := rechub  # in the environment of the other tests
-HEAVY_ZOOS := deepctr fuxictr
+HEAVY_ZOOS := deepctr fuxictr tabular
 ZOO ?= $(LIGHT_ZOOS) $(HEAVY_ZOOS)
 
 .PHONY: help setup demo test mutants test-triton test-torchrec test-zoos zoos lint format type bench bench-quick picture clean

@@ -21,6 +21,7 @@ ROOMS = (
     "surgery",
     "export",
     "plugin",
+    "integrations",
     "data",
     "models",
     "training",

@@ -33,4 +33,5 @@ class Zoo:
 
 ZOOS = [
     Zoo("torch-rechub", "rechub", "torch_rechub"),
+    Zoo("pytorch-tabular", "tabular", "pytorch_tabular"),
 ]
