@@ -3,9 +3,11 @@
 import pytest
 import torch
 from torch import nn
+from torch.utils import flop_counter
 
 import torchleap as tl
 from tests.architectures import ARCHITECTURES, NAMES, WIDTH, attached
+from tests.surgery.helpers import prepared
 from torchleap.surgery import Unread
 from torchleap.surgery.rules.facts import Form, form_of
 
@@ -40,6 +42,36 @@ def test_the_numbers_are_those_of_the_pruned_model(name, per_dimension):
     created = plan.parameters[1] - plan.parameters[0] - sum(cut.parameters for cut in plan.cuts)
     assert created == 0
     assert tl.plan_of(small).cuts == plan.cuts
+
+
+class Weighted(nn.Module):
+    """A layer that is called with a parameter, which PyTorch's tracker of modules refuses."""
+
+    def __init__(self):
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(7))
+        self.act = nn.ReLU()
+        self.layer = nn.Linear(20, 7)
+
+    def forward(self, x):
+        return self.layer(x) * self.act(self.scale)
+
+
+def test_multiply_adds_are_counted_where_a_layer_is_called_with_a_parameter():
+    plugin, _ = prepared(Weighted(), at="layer")
+    assert plugin.plan(plugin.select(share=0.6)).multiply_adds == (20 * 7, 12 * 7)
+
+
+def test_a_count_of_multiply_adds_that_fails_refuses_no_plan(monkeypatch):
+    def refuse(*args, **kwargs):
+        raise RuntimeError("an unknown shape")
+
+    monkeypatch.setitem(flop_counter.flop_registry, torch.ops.aten.addmm, refuse)
+    plugin, _ = prepared(Weighted(), at="layer")
+    plan = plugin.plan(plugin.select(share=0.6))
+    assert plan.multiply_adds == (None, None)
+    assert "unknown multiply-adds per row" in repr(plan)
+    assert plan.parameters[1] < plan.parameters[0]
 
 
 def test_multiply_adds_are_those_of_the_matrix_products():

@@ -16,7 +16,7 @@ from torch.nn import functional
 from .._common.text import words
 from ..distributed.torchrec import keyed_values
 from ..surgery.rules.registry import CALLS, LAYERS
-from ..surgery.runtime import expect_entries, expect_inputs, kept_columns
+from ..surgery.runtime import expect_entries, expect_inputs, expect_rows, kept_columns
 
 
 def _of(module: Any, prefix: str, names: str) -> dict[str, Any]:
@@ -27,6 +27,7 @@ def _of(module: Any, prefix: str, names: str) -> dict[str, Any]:
 FUNCTIONS: dict[str, Any] = {
     "torchleap.expect_entries": expect_entries,
     "torchleap.expect_inputs": expect_inputs,
+    "torchleap.expect_rows": expect_rows,
     "torchleap.kept_columns": kept_columns,
     "torchleap.keyed_values": keyed_values,
     **_of(

@@ -1,6 +1,7 @@
 """Count what a pruned model saves: layer by layer, and in total."""
 
 from collections.abc import Iterable
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -103,19 +104,32 @@ def size(model: nn.Module) -> int:
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
 
-def work(model: nn.Module, example: Call, rows: int) -> int:
+def work(model: nn.Module, example: Call, rows: int) -> int | None:
     """Return the multiply-adds per row in matrix products and convolutions.
 
     Args:
         model: The model.
         example: A batch.
         rows: The number of rows of the batch.
+
+    Returns:
+        The number; None if PyTorch cannot count it.
     """
     fast = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)  # it would not be counted
+    counter = FlopCounterMode(display=False)
+    counter.mod_tracker = _Nowhere()  # type: ignore[assignment]
     try:
-        with FlopCounterMode(display=False) as counter:
+        with counter:
             run(model, example)
+    except Exception:  # a formula of PyTorch's that does not cover a call of the model
+        return None
     finally:
         torch.backends.mha.set_fastpath_enabled(fast)
     return int(counter.get_total_flops() // 2 // rows)
+
+
+class _Nowhere(nullcontext[None]):
+    """Stand in for the tracker of modules, whose hooks refuse some inputs without gradients."""
+
+    parents = frozenset({"Global"})

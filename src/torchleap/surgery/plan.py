@@ -36,7 +36,7 @@ class Plan:
         parameters: The number of parameters before and after.
         bytes: The bytes of parameters and buffers before and after.
         multiply_adds: The multiply-adds per row before and after, in matrix products and
-            convolutions.
+            convolutions; None where PyTorch cannot count them.
         means: The constants that stand for the dropped fields.
         change: The largest change of the output on the example by fill="zero"; 0 with means.
         origins: Where parameters that are cut come from, by name.
@@ -51,7 +51,7 @@ class Plan:
     unread: tuple[Unread, ...]
     parameters: tuple[int, int]
     bytes: tuple[int, int]
-    multiply_adds: tuple[int, int]
+    multiply_adds: tuple[int | None, int | None]
     means: dict[str, list[float]] = field(repr=False)
     change: float
     origins: dict[str, Origin] = field(repr=False)
@@ -111,8 +111,10 @@ class Plan:
         return table(["layer", "before => after", "parameters"], rows)
 
 
-def _change(pair: tuple[int, int]) -> str:
+def _change(pair: tuple[int | None, int | None]) -> str:
     before, after = pair
+    if before is None or after is None:
+        return "unknown"
     text = f"{before:,} => {after:,}"
     if before:
         text += f" ({after / before - 1:+.0%})"

@@ -6,6 +6,7 @@ The graph of a pruned model contains calls of these functions, and saved models 
 
 import sys
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -178,6 +179,30 @@ def _refused(label: str, wanted: str, found: str) -> FieldError:
         f"but found {found}, and forward() may depend on that. Give such batches, or prune with "
         "example= such a batch."
     )
+
+
+def expect_rows(values: list[Any], expected: tuple[tuple[str, int, Steps], ...]) -> None:
+    """Refuse a batch whose tensors have different numbers of rows, where forward() compares them.
+
+    Args:
+        values: Arguments of forward().
+        expected: One tuple per tensor: its name in messages, the place of its argument among the
+            values, and the steps that lead to it. A tensor may be missing.
+    """
+    found: dict[str, Any] = {}
+    for label, place, steps in expected:
+        with suppress(KeyError, IndexError, AttributeError):
+            part = walk(values[place], steps)
+            if part is not None:
+                found[label] = part.size(0)
+    first = next(iter(found.values()), None)
+    for rows in found.values():
+        if rows != first:
+            raise FieldError(
+                f"Expected the same number of rows in {', '.join(found)}, as in the example that "
+                f"the model was pruned with, but found {list(found.values())}, and forward() may "
+                "depend on that. Give such batches."
+            )
 
 
 def expect_globals(expected: tuple[tuple[str, str, Any], ...]) -> None:

@@ -8,10 +8,11 @@ from torch import Tensor, fx, nn
 from ..._common.errors import SurgeryError
 from ..._common.text import first_line
 from ...gates.leap import LeAP
-from ...sites.calls import Call
 from ...sites.places import find_module
 from ...sites.site import Site
+from ..trial.examples import Examples
 from ..trial.state import Attributes
+from .functions import answered
 from .hooks import bind, has_hooks, muted, refuse_hooks_between
 from .parameters import OwnTensors
 from .side_effects import Globals, globals_read, names_changed, reads_environment, watched
@@ -24,7 +25,7 @@ def follow(
     model: nn.Module,
     gates: LeAP,
     sites: tuple[Site, ...],
-    calls: tuple[Call, ...],
+    examples: Examples,
     affine: Affine,
     before: SiteTracer | None = None,
 ) -> tuple[SiteTracer, fx.Graph, Constants]:
@@ -37,7 +38,7 @@ def follow(
         model: The attached model.
         gates: Its gates.
         sites: Where they sit.
-        calls: The examples.
+        examples: The batches to compute every node on.
         affine: Scale and shift of each column by the gates.
         before: The trace in eval mode, which a trace in train mode must equal.
     """
@@ -46,8 +47,8 @@ def follow(
         refuse_hooks_between(module, site, is_root=module is model)
     opaque: set[nn.Module] = set() if before is None else before.opaque
     while True:
-        given = tuple(bind(model, call) for call in calls)
-        tracer = SiteTracer(gates, places, given, affine, opaque, before)
+        given = tuple(bind(model, call) for call in examples.calls)
+        tracer = SiteTracer(gates, places, given, affine, opaque, before, examples.counts)
         attempt = _attempt(model, tracer)
         if attempt is not None:
             break
@@ -102,7 +103,12 @@ def _trace(model: nn.Module, tracer: SiteTracer) -> tuple[fx.Graph, Constants]:
     variables = Globals(model)
     names = _changeable(model, tracer)
     executing = partial(getattr, tracer, "executing")
-    with muted(model), watched(model, names, executing), OwnTensors(tracer, model):
+    with (
+        muted(model),
+        watched(model, names, executing),
+        OwnTensors(tracer, model),
+        answered(tracer),
+    ):
         graph = tracer.trace(model)
     if variables.changed():
         raise SurgeryError("forward() changes a global variable or an attribute of a class")
@@ -169,7 +175,7 @@ def _changeable(model: nn.Module, tracer: SiteTracer) -> set[str]:
     """
     attributes: set[str] = set()
     variables: set[str] = set()
-    for module in _modules_inside(model, tracer):
+    for module in _modules_inside(model, tracer) - set(tracer.gates.modules()):
         names, others = names_changed(module)
         attributes |= names
         variables |= others

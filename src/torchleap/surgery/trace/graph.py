@@ -141,10 +141,10 @@ def _trace_both_modes(
 ) -> tuple[SiteTracer, fx.Graph, Constants, fx.Node | None]:
     """Trace a model in eval and in train mode; the last result is the node that reads the mode."""
     with in_eval(model), torch.enable_grad():
-        tracer, graph, constants = follow(model, gates, sites, examples.calls, affine)
+        tracer, graph, constants = follow(model, gates, sites, examples, affine)
         for module in model.modules():
             module.training = True
-        _, in_training, others = follow(model, gates, sites, examples.calls, affine, tracer)
+        _, in_training, others = follow(model, gates, sites, examples, affine, tracer)
     for name, constant in constants.items():
         if not torch.equal(constant, others.get(name, constant)):
             raise SurgeryError("forward() takes another path in train() than in eval()")

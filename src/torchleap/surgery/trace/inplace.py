@@ -7,6 +7,7 @@ import torch
 from torch import fx, nn
 
 from ..._common.errors import SurgeryError
+from ..._common.text import words
 from ..trial.state import tensors_of
 
 _OUT_OF_PLACE: dict[Any, Any] = {
@@ -22,6 +23,18 @@ _OUT_OF_PLACE: dict[Any, Any] = {
     torch.abs_: torch.abs,
     torch.clamp_: torch.clamp,
 }
+
+
+_METHODS: dict[str, Any] = {"fill_": torch.fill, "zero_": torch.zeros_like}  # those without a twin
+_TWINS = frozenset(  # methods that return what the method with `_` leaves in the tensor
+    words(
+        "abs add addcdiv addcmul ceil clamp clamp_max clamp_min cos detach div divide exp "
+        "expm1 floor hardtanh index_add index_copy index_fill index_put leaky_relu lerp log log1p "
+        "masked_fill masked_scatter mul multiply nan_to_num neg pow reciprocal relu round rsqrt "
+        "scatter scatter_add sigmoid sin sqrt square squeeze sub subtract tanh transpose tril triu "
+        "unsqueeze"
+    )
+)
 
 
 def is_in_place(node: fx.Node, module: nn.Module | None) -> bool:
@@ -53,6 +66,7 @@ def put_out_of_place(
     for node in graph.nodes:
         if node not in changing:
             continue
+        _read_result(node, place, values)
         if _is_seen(node, place, values):
             raise SurgeryError(
                 f"forward() changes a tensor in place that it reads again, by {_name(node)}"
@@ -64,9 +78,41 @@ def put_out_of_place(
             node.target = _OUT_OF_PLACE[node.target]
         elif node.kwargs.get("inplace") is True:
             node.kwargs = {**node.kwargs, "inplace": False}
+        elif node.op == "call_method" and _keeps_dtype(node, values):
+            _call_out_of_place(node)
         else:
             raise SurgeryError(f"forward() changes a tensor in place, by {_name(node)}")
     return layers
+
+
+def _read_result(node: fx.Node, place: dict[fx.Node, int], values: dict[fx.Node, Any]) -> None:
+    """Let operations that read a changed tensor later read the result of the change."""
+    source = node.args[0] if node.args else None
+    if not isinstance(source, fx.Node) or source.op in ("placeholder", "get_attr"):
+        return
+    if values.get(source) is not values.get(node):
+        return
+    for user in list(source.users):
+        if place[user] > place[node]:
+            user.replace_input_with(source, node)
+
+
+def _keeps_dtype(node: fx.Node, values: dict[fx.Node, Any]) -> bool:
+    """Return whether the same method without a change in place returns the dtype of its tensor."""
+    tensors = [tensor for source in node.all_input_nodes for tensor in tensors_of(values[source])]
+    return len({tensor.dtype for tensor in tensors if tensor.dtype != torch.bool}) == 1
+
+
+def _call_out_of_place(node: fx.Node) -> None:
+    """Call the method of the same name that returns a new tensor."""
+    name = str(node.target)
+    if name in _METHODS:
+        node.op = "call_function"
+        node.target = _METHODS[name]
+    elif name.removesuffix("_") in _TWINS:
+        node.target = name.removesuffix("_")
+    else:
+        raise SurgeryError(f"forward() changes a tensor in place, by {_name(node)}")
 
 
 def _is_seen(node: fx.Node, place: dict[fx.Node, int], values: dict[fx.Node, Any]) -> bool:

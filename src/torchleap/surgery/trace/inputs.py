@@ -23,7 +23,8 @@ class Query:
 
     Attributes:
         node: The node.
-        about: Its "size", "dtype", "device" or "layout".
+        about: Its "size", "dtype", "device" or "layout"; or its "rows", of which other tensors have
+            as many.
     """
 
     node: fx.Node
@@ -57,10 +58,7 @@ class Expected:
     @property
     def label(self) -> str:
         """Return its name in messages."""
-        name, steps = self.path
-        for how, key in steps:
-            name += f"[{key!r}]" if how == "item" else f".{key}"
-        return name
+        return label_of(self.path)
 
     def sentences(self) -> Iterator[str]:
         """Yield the assumptions about it."""
@@ -144,7 +142,9 @@ def expected_of(
         if isinstance(runs[0], Tensor):
             names = about.get(path, set())
             sizes = _sizes(runs, rows, queried="size" in names, read=is_read)
-            properties = [(name, property_of(runs[0], name)) for name in sorted(names - {"size"})]
+            properties = [
+                (name, property_of(runs[0], name)) for name in sorted(names - {"size", "rows"})
+            ]
             found.append(
                 Expected(path, "tensor", sizes, tuple(properties), optional=default, read=is_read)
             )
@@ -152,6 +152,23 @@ def expected_of(
             found.append(Expected(path, "other", optional=default, read=is_read))
     found += [Expected(path, "same") for path in dict.fromkeys(nothing)]
     return found + _left_out(old, given[0])
+
+
+def with_equal_rows(
+    graph: fx.Graph, model: nn.Module, given: Sequence[Mapping[str, Any]], queries: Iterable[Query]
+) -> list[Path]:
+    """Return the paths to the tensors that forward() expects to have equally many rows."""
+    compared = [query for query in queries if query.about == "rows"]
+    paths = _decisive(graph, model, given[0], compared)
+    return [path for path in paths if isinstance(part_of(given[0], path), Tensor)]
+
+
+def label_of(path: Path) -> str:
+    """Return the name of a part of the batch in messages."""
+    name, steps = path
+    for how, key in steps:
+        name += f"[{key!r}]" if how == "item" else f".{key}"
+    return name
 
 
 def _arguments_with_default(model: nn.Module) -> set[str]:

@@ -6,7 +6,9 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 from torch.fx.proxy import TraceError
+from torch.utils._pytree import tree_leaves
 
+from ..._common.text import words
 from .inputs import Query
 from .sizes import Sizes
 
@@ -21,10 +23,15 @@ _PROPERTIES = {  # the property that decides on the answer
     "layout": "layout",
 }
 
+_TENSORS = words("data T mT H mH real imag")  # properties that are tensors
+
 SPLITS: set[Any] = {  # the parts of these are elements of the same rows
     *("split", "chunk", "unbind", "tensor_split", "split_with_sizes"),
     *(torch.split, torch.chunk, torch.unbind, torch.tensor_split, torch.split_with_sizes),
 }
+
+
+COMPARISONS = {operator.eq, operator.ne, operator.lt, operator.le, operator.gt, operator.ge}
 
 
 def split_dim(split: fx.Node) -> Any:
@@ -39,6 +46,8 @@ class KnownProxy(fx.Proxy):
     It answers only where every batch gives the same answer. Python that decides by anything else
     cannot be followed.
     """
+
+    __array_priority__ = 1000  # as of tensors: `array * x` is left to `x`
 
     @property
     def _known(self) -> Any:
@@ -58,11 +67,15 @@ class KnownProxy(fx.Proxy):
         if isinstance(self._known, Tensor):
             if name == "shape":
                 return self.size()
+            if name in _TENSORS:
+                return self.tracer.create_proxy("call_function", getattr, (self, name), {})
             if name in _PROPERTIES:
                 self._record(_PROPERTIES[name])
                 return getattr(self._known, name)
         elif self.tracer.is_nothing(self.node, "attribute", name):  # type: ignore[attr-defined]
             return None
+        if name.startswith("__array"):  # numpy asks what kind of array it is
+            raise AttributeError(name)
         return super().__getattr__(name)
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -120,6 +133,35 @@ class KnownProxy(fx.Proxy):
         dims: int = self._known.dim()
         return dims
 
+    def length(self) -> Any:
+        """Return what `len` does: of a tensor its first size, which may be the number of rows."""
+        if isinstance(self._known, Tensor) and self._known.dim():
+            return self.size(0)
+        return self.__len__()
+
+    def is_a(self, kinds: Any) -> bool:
+        """Return what `isinstance` does, where every batch gives the same answer."""
+        answers = {isinstance(run, kinds) for run in self._runs}
+        if len(answers) > 1 or (self._is_argument(self.node) and not self._is_tensor_or_not(kinds)):
+            raise TraceError(f"it asks for the class of {self._described()}")
+        self._record("size")
+        return answers.pop()
+
+    def _is_tensor_or_not(self, kinds: Any) -> bool:
+        """Return whether checks of the batch, which know tensors and others, cover a question."""
+        return isinstance(self._known, Tensor) or kinds is Tensor
+
+    def new_tensor(self, data: Any, **settings: Any) -> Any:
+        """Return a constant of the dtype of this tensor, or a node if it is made of stand-ins."""
+        inside = tree_leaves((data, settings))
+        if not isinstance(self._known, Tensor) or any(
+            isinstance(leaf, fx.Proxy) for leaf in inside
+        ):
+            return super().__getattr__("new_tensor")(data, **settings)
+        if settings.get("dtype") is None:
+            self._record("dtype")
+        return self._known.new_tensor(data, **settings)
+
     def is_floating_point(self) -> bool:
         """Return whether it holds real numbers."""
         self._record("dtype")
@@ -133,7 +175,10 @@ class KnownProxy(fx.Proxy):
         return self.tracer.create_proxy("call_function", operator.getitem, (self, key), {})
 
     def __iter__(self) -> Any:
-        return (self[place] for place in range(len(self)))
+        count = self.length()
+        if not isinstance(count, int):
+            raise TraceError(f"it goes through the rows of {self._described()}")
+        return (self[place] for place in range(count))
 
     def __len__(self) -> int:
         if not isinstance(self._known, tuple | list) or self._is_argument(self.node):
@@ -161,7 +206,26 @@ class KnownProxy(fx.Proxy):
     def __bool__(self) -> bool:
         if isinstance(self._known, tuple | list):
             return len(self) > 0
+        if self._compares_rows():
+            return bool(self._known)
         raise TraceError(f"it decides by {self._described()}")
+
+    def _compares_rows(self) -> bool:
+        """Return whether this compares two numbers of rows, and record that they are equal."""
+        sides = self.node.args
+        if self.node.target not in COMPARISONS or not all(map(self._counts_rows, sides)):
+            return False
+        for side in sides:
+            self.tracer.queries.append(Query(side, "rows"))  # type: ignore[attr-defined, arg-type]
+        return True
+
+    def _counts_rows(self, side: Any) -> bool:
+        """Return whether a value is the number of rows of a tensor."""
+        if not isinstance(side, fx.Node) or side.target != "size" or side.args[1:] != (0,):
+            return False
+        (source,) = side.all_input_nodes
+        counts = self.tracer.counts  # type: ignore[attr-defined]
+        return self.tracer.runs[side] == counts and not self._sizes.is_free(source, 0)  # type: ignore[attr-defined]
 
     def _is_argument(self, node: fx.Node) -> bool:
         if node.op == "placeholder":

@@ -5,6 +5,7 @@ import operator
 from collections.abc import Mapping
 from typing import Any
 
+import numpy
 import torch
 from torch import Tensor, fx, nn
 from torch.fx.proxy import TraceError
@@ -48,6 +49,7 @@ class SiteTracer(fx.Tracer):
         affine: Scale and shift of each column by the gates; the scale is 0 where it is dropped.
         opaque: Modules that could not be followed.
         before: A trace in eval mode that this one, in train mode, must equal.
+        counts: The number of rows of each example.
 
     Attributes:
         order: All nodes in the order in which they were written.
@@ -74,6 +76,7 @@ class SiteTracer(fx.Tracer):
         affine: Affine,
         opaque: set[nn.Module],
         before: "SiteTracer | None" = None,
+        counts: tuple[int, ...] = (),
     ) -> None:
         super().__init__()
         self.gates = gates
@@ -82,6 +85,7 @@ class SiteTracer(fx.Tracer):
         self.affine = affine
         self.opaque = opaque
         self.before = before
+        self.counts = counts
         self.order: list[fx.Node] = []
         self.runs: dict[fx.Node, Values] = {}
         self.sizes = Sizes(self.runs)
@@ -291,6 +295,10 @@ class SiteTracer(fx.Tracer):
                 "key_dim": a.key_dim(),
             }
             a = self.create_proxy("call_function", type(a), (), parts)
+        if isinstance(a, numpy.generic):
+            a = a.item()
+        elif isinstance(a, numpy.ndarray):
+            a = torch.as_tensor(a)
         if isinstance(a, Tensor):
             refuse_trained(a, self)
         return super().create_arg(a)

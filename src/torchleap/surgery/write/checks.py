@@ -9,10 +9,17 @@ from torch import fx
 
 from ..._common.errors import SurgeryError
 from ..rules.writer import Writer
-from ..runtime import call_unchanged, expect_entries, expect_globals, expect_inputs, kept_columns
+from ..runtime import (
+    call_unchanged,
+    expect_entries,
+    expect_globals,
+    expect_inputs,
+    expect_rows,
+    kept_columns,
+)
 from ..trace.entries import assumed_entries
 from ..trace.graph import Trace
-from ..trace.inputs import ANY, Expected, expected_of, path_of
+from ..trace.inputs import ANY, Expected, expected_of, label_of, path_of, with_equal_rows
 
 
 def add_checks(writer: Writer) -> None:
@@ -43,6 +50,22 @@ def _check_inputs(writer: Writer) -> None:
         checks = tuple(_check(each, names) for each in expected)
         with graph.inserting_after(last):
             graph.call_function(expect_inputs, ([arguments[name] for name in names], checks))
+    _check_rows(writer, arguments)
+
+
+def _check_rows(writer: Writer, arguments: dict[str, fx.Node]) -> None:
+    """Check that tensors have equally many rows, where forward() compares them."""
+    trace = writer.view.trace
+    paths = with_equal_rows(trace.graph, trace.model, trace.given, trace.queries)
+    if len(paths) < 2:
+        return
+    names = list(dict.fromkeys(name for name, _ in paths))
+    values = [arguments[name] for name in names]
+    checks = tuple((label_of(path), names.index(path[0]), path[1]) for path in paths)
+    with writer.graph.inserting_after(list(arguments.values())[-1]):
+        writer.graph.call_function(expect_rows, (values, checks))
+    labels = ", ".join(f"`{label_of(path)}`" for path in paths)
+    writer.assumptions.append(f"{labels} have the same number of rows")
 
 
 def _check(each: Expected, names: list[str]) -> tuple[Any, ...]:

@@ -1,0 +1,70 @@
+"""Let functions of Python and PyTorch that refuse stand-ins take them while a model is traced.
+
+Python requires a number from `len()`, `isinstance(x, Tensor)` asks for the class of a stand-in, and
+`torch.zeros(rows, 4)` takes no stand-in among its sizes.
+"""
+
+import builtins
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import wraps
+from typing import Any
+
+import torch
+from torch import fx
+from torch.utils._pytree import tree_leaves
+
+from ..._common.text import words
+from .proxies import KnownProxy
+
+FACTORIES = words("zeros ones full empty arange linspace eye tensor as_tensor tril_indices")
+LIBRARIES = ("torch.", "torchleap.", "numpy.")  # their own code is to see what a stand-in is
+
+_len = builtins.len
+_isinstance = builtins.isinstance
+
+
+@contextmanager
+def answered(tracer: fx.Tracer) -> Iterator[None]:
+    """Answer `len`, `isinstance` and factories of tensors for stand-ins within this context.
+
+    Args:
+        tracer: The tracer that is following the model.
+    """
+    held: list[tuple[Any, str, Any]] = [(builtins, "len", _length), (builtins, "isinstance", _is)]
+    for name in FACTORIES:
+        held.append((torch, name, _factory(getattr(torch, name), tracer)))
+    before = [(owner, name, getattr(owner, name)) for owner, name, _ in held]
+    try:
+        for owner, name, function in held:
+            setattr(owner, name, function)
+        yield
+    finally:
+        for owner, name, function in before:
+            setattr(owner, name, function)
+
+
+def _length(value: Any, /) -> Any:
+    """Return what `len` does, and of a stand-in for a tensor the size of its first dimension."""
+    return value.length() if type(value) is KnownProxy else _len(value)
+
+
+def _is(value: Any, kinds: Any, /) -> bool:
+    """Return what `isinstance` does, in the code of a model also for the value of a stand-in."""
+    if type(value) is not KnownProxy or _isinstance(value, kinds):
+        return _isinstance(value, kinds)
+    caller = str(sys._getframe(1).f_globals.get("__name__"))
+    return not f"{caller}.".startswith(LIBRARIES) and value.is_a(kinds)
+
+
+def _factory(function: Callable[..., Any], tracer: fx.Tracer) -> Callable[..., Any]:
+    """Return a factory of tensors that becomes a node if one of its arguments is a stand-in."""
+
+    @wraps(function)
+    def make(*args: Any, **kwargs: Any) -> Any:
+        if any(type(leaf) is KnownProxy for leaf in tree_leaves((args, kwargs))):
+            return tracer.create_proxy("call_function", function, args, kwargs)
+        return function(*args, **kwargs)
+
+    return make
