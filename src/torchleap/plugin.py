@@ -31,6 +31,7 @@ from .sites.model import ModelHooks, hooks_of, sites_of
 from .sites.placement import put_into, take_out_of
 from .sites.site import Side, Site
 from .surgery import Fill, Plan, make_plan
+from .surgery.trial.deadline import PLAN_SECONDS
 
 
 @with_settings_in_signature
@@ -347,7 +348,14 @@ class Plugin:
         with self.gates.masked(selection.kept):
             yield
 
-    def plan(self, selection: Selection, *, fill: Fill = "mean", example: Any = None) -> Plan:
+    def plan(
+        self,
+        selection: Selection,
+        *,
+        fill: Fill = "mean",
+        example: Any = None,
+        time_limit: float | None = PLAN_SECONDS,
+    ) -> Plan:
         """Return every cut, its reasons and savings; `Plan.apply()` makes the cuts.
 
         Nothing is changed. A plan can be applied as long as the model does not change.
@@ -359,15 +367,31 @@ class Plugin:
                 after fine-tuning; the plan then reports the change.
             example: A batch to check with, as the model takes it; None uses a few rows of the
                 first batch.
+            time_limit: How many seconds it may take; None is no limit. Where following the model
+                takes too long, constants are fed instead, and a note reports it.
         """
         self._check(selection)
         call = on_device(self._example(example), self.gates.theta.device)
         plain = attached(unsharded(self.model)) if units(self.model) else self
         return make_plan(
-            plain.model, plain.gates, plain.sites, selection, call, fill, source=self.model
+            plain.model,
+            plain.gates,
+            plain.sites,
+            selection,
+            call,
+            fill,
+            source=self.model,
+            seconds=time_limit,
         )
 
-    def prune(self, selection: Selection, *, fill: Fill = "mean", example: Any = None) -> nn.Module:
+    def prune(
+        self,
+        selection: Selection,
+        *,
+        fill: Fill = "mean",
+        example: Any = None,
+        time_limit: float | None = PLAN_SECONDS,
+    ) -> nn.Module:
         """Return a new model without the dropped fields and without gates; this one is unchanged.
 
         It computes what `masked(selection)` does: means and gates are folded into its weights.
@@ -378,8 +402,9 @@ class Plugin:
             selection: The fields to keep.
             fill: As in `plan`.
             example: As in `plan`.
+            time_limit: As in `plan`.
         """
-        return self.plan(selection, fill=fill, example=example).apply()
+        return self.plan(selection, fill=fill, example=example, time_limit=time_limit).apply()
 
     def _example(self, given: Any) -> Call:
         """Return the batch to check surgery with: the given one, or a few rows of the first."""

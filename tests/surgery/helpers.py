@@ -62,7 +62,9 @@ class Ranker(nn.Module):
         return self.deep(self.embed(batch))
 
 
-def pruned(model, make=ids_by_name, at="join", side="output", fields=None, selection=None):
+def pruned(
+    model, make=ids_by_name, at="join", side="output", fields=None, selection=None, **settings
+):
     plugin = tl.attach(model, fields or FIELDS, at=at, side=side)
     for step in range(3):
         model.train()(*make(32, step)) if isinstance(make(), tuple) else model.train()(
@@ -71,7 +73,7 @@ def pruned(model, make=ids_by_name, at="join", side="output", fields=None, selec
     with torch.no_grad():
         plugin.gates.theta.copy_(torch.linspace(-0.3, 1.0, len(plugin.gates.theta)))
     selection = selection or plugin.select(share=0.6)
-    return plugin, selection, plugin.prune(selection).eval()
+    return plugin, selection, plugin.prune(selection, **settings).eval()
 
 
 def assert_same(plugin, selection, small, batch):

@@ -172,7 +172,7 @@ def fine_tuned(
     task = found.task
     if selection.dropped:
         batch = next(iter(task.valid.batches(min(EXAMPLE, len(task.valid)))))
-        small = plugin.prune(selection, example=batch.inputs)
+        small = plugin.prune(selection, example=batch.inputs, time_limit=None)
     else:
         small = copy.deepcopy(plugin.model)
     steps = trial.prunings.steps

@@ -59,7 +59,7 @@ def prune_and_finetune(
         checkpoint: A file to resume the fine-tuning from, which is kept; None saves nothing.
     """
     example = next(iter(task.valid.batches(min(EXAMPLE_ROWS, len(task.valid))))).inputs
-    small = plugin.prune(selection, example=example)
+    small = plugin.prune(selection, example=example, time_limit=None)
     gentle = replace(
         training,
         epochs=EPOCHS,

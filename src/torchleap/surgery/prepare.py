@@ -25,6 +25,7 @@ from .rules.written import Origin
 from .trace.graph import affine_of, trace
 from .trace.tracer import Affine
 from .trial.compare import alike, difference, leaves_of
+from .trial.deadline import check_time, plan_within, time_left, time_limit
 from .trial.examples import Examples, another
 from .trial.rounding import with_other_rounding
 from .trial.run import forget_pass, leaves_of_batch, run, untouched
@@ -36,6 +37,7 @@ from .write.tables import remove_tables, unread_tables
 from .write.unread import Unread, features_unread, inputs_of_dropped
 
 MOST_TABLES = 8  # that a note names
+WAY_TIME = 0.6  # the fraction of the time that is left for each way but the last
 Make = Callable[[bool], nn.Module]
 
 
@@ -48,6 +50,7 @@ def make_plan(
     fill: Fill = "mean",
     *,
     source: nn.Module | None = None,
+    seconds: float | None = None,
 ) -> Plan:
     """Find every cut, and compare the pruned model, still on the old weights, with the masked one.
 
@@ -60,6 +63,7 @@ def make_plan(
         fill: The value of a dropped field: its "mean", which is exact, or "zero".
         source: The model that must not change until the plan is applied, where `model` is a
             gathered copy of it; the model itself if left out.
+        seconds: How long it may take; None is no limit.
     """
     if fill not in get_args(Fill):
         raise SurgeryError(f"fill must be 'mean' or 'zero', but is {fill!r}.")
@@ -70,7 +74,7 @@ def make_plan(
                 "attach, load the gathered weights and gates into it, and prune that; "
                 "docs/torchrec.md shows how."
             )
-    with untouched(model):
+    with untouched(model), plan_within(seconds):
         surgery = Surgery(model, gates, sites, selection, example, fill)
         plan, candidate = surgery.plan()
     source = model if source is None else source
@@ -211,13 +215,17 @@ class Surgery:
     def plan(self) -> tuple[Plan, Candidate]:
         """Return the first way that is exact, with its plan."""
         reasons: list[str] = []
-        for attempt in (self.cut, self.fed_without_tables, self.fed):
+        ways = (self.cut, self.fed_without_tables, self.fed)
+        for attempt in ways:
+            share = 1.0 if attempt is ways[-1] else WAY_TIME
             try:
-                candidate = attempt()
-                trial = as_pruned(candidate.make(True), None, candidate.graph)
-                self.check(trial)
+                with time_limit(time_left() * share):
+                    candidate = attempt()
+                    trial = as_pruned(candidate.make(True), None, candidate.graph)
+                    self.check(trial)
                 return self._describe(candidate, trial, reasons), candidate
             except Exception as error:  # whatever it is: the next way is simpler
+                check_time()
                 self._raise_mistake(error)
                 reasons.append(first_line(error))
         raise SurgeryError(

@@ -14,6 +14,7 @@ from ..._common.errors import SurgeryError
 from ...distributed.torchrec import is_collection, is_keyed, keyed_values, places_of, with_values
 from ...gates.leap import LeAP
 from ...sites.site import Site
+from ..trial.deadline import check_time
 from ..trial.state import versions
 from .entries import Entries
 from .hooks import has_hooks
@@ -108,6 +109,7 @@ class SiteTracer(fx.Tracer):
 
     def create_node(self, kind: str, target: Any, *rest: Any, **named: Any) -> fx.Node:
         """Write a node and compute its values."""
+        check_time()
         self._refuse_methods(kind, rest)
         node = super().create_node(kind, target, *rest, **named)
         self.order.append(node)
@@ -245,6 +247,7 @@ class SiteTracer(fx.Tracer):
         self, m: nn.Module, forward: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         """Follow the call of a module, with marks in place of the gates."""
+        check_time()
         if self.executing or self._is_function(m):
             return forward(*args, **kwargs)
         site = self.sites.get(m)

@@ -13,10 +13,12 @@ from ...distributed.torchrec import is_jagged, rows_of, take_rows
 from ...gates.leap import LeAP
 from ...sites.calls import Call
 from .compare import alike
+from .deadline import OutOfTimeError, time_left, time_limit
 from .lengths import far, lengths_of, near, resized, stretched
 from .run import forget_pass, leaves_of_batch, run, run_on_cpu
 
 OTHER_ROWS = 3
+SEARCH_TIME = 0.1  # the fraction of the time that is left that a search for lengths may take
 Change = Callable[[Tensor, Tensor, torch.Generator], Tensor]
 
 
@@ -52,12 +54,12 @@ class Examples:
         ordered = backwards is not None and not alike(trial.output(backwards), output)
         lengths = lengths_of(example, with_rows)
         twice = resized(example, {(leaf, 0): 2 * rows for leaf in with_rows})
-        longer = stretched(example, lengths, near, trial.accepts)
+        longer = _stretched(example, lengths, near, trial.accepts)
         other = _other(example, with_rows, rows + OTHER_ROWS, trial.accepts)
         if other is not None:
             after = lengths_of(longer, with_rows)
             changing = {place: size for place, size in lengths.items() if after[place] != size}
-            other = stretched(other, changing, far, trial.accepts)
+            other = _stretched(other, changing, far, trial.accepts)
         return cls(example, twice, longer, other, rows, ordered)
 
     @property
@@ -72,6 +74,12 @@ class Examples:
         """Return the number of rows of each batch."""
         counts = (self.rows, 2 * self.rows, self.rows, self.rows + OTHER_ROWS)
         return counts[: len(self.calls)]
+
+
+def _stretched(call: Call, *search: Any) -> Call:
+    """Return the batch with other lengths, as far as they are found in a part of the time."""
+    with time_limit(time_left() * SEARCH_TIME):
+        return stretched(call, *search)
 
 
 class _Trial:
@@ -91,6 +99,8 @@ class _Trial:
         """Return the output on a batch, or None if the model does not take it."""
         try:
             return self.run(self.model, call)
+        except OutOfTimeError:
+            raise
         except Exception:  # the model's own code decides how it refuses a batch
             forget_pass(self.gates)
             return None

@@ -9,6 +9,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from ...distributed.torchrec import is_jagged, take_rows
 from ...sites.calls import Call
+from .deadline import OutOfTimeError
 from .run import leaves_of_batch
 
 Place = tuple[int, int]  # a tensor of the batch, and one of its dimensions
@@ -49,7 +50,11 @@ def stretched(
     done: set[Place] = set()
     for sizes in islice(_trials(lengths, others, done), MOST_TRIALS):
         candidate = resized(call, sizes)
-        if accepts(candidate):
+        try:
+            accepted = accepts(candidate)
+        except OutOfTimeError:  # lengths that were not tried may not differ from the example's
+            break
+        if accepted:
             call = candidate
             done |= set(sizes)
     return call

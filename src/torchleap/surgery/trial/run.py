@@ -13,11 +13,13 @@ from ..._common.errors import SurgeryError
 from ...distributed.torchrec import is_jagged, rows_of
 from ...gates.leap import LeAP
 from ...sites.calls import Call
+from .deadline import check_time
 from .state import Attributes
 
 
 def run(model: nn.Module, example: Call) -> Any:
     """Return the model's output on a batch, in eval mode and without gradients."""
+    check_time()
     args, kwargs = fresh(example)
     with in_eval(model):
         return model(*args, **kwargs)
