@@ -395,8 +395,10 @@ class Plugin:
         """Return a new model without the dropped fields and without gates; this one is unchanged.
 
         It computes what `masked(selection)` does: means and gates are folded into its weights.
-        `torchleap.carry_over` brings the optimizer along for fine-tuning. For a model that FSDP2
-        has sharded, all ranks have to call this, and each gets the complete one.
+        Optimizers, schedulers and lists of weights that are attributes of the model belong to the
+        new weights in the new model; for others `torchleap.carry_over` brings the optimizer along.
+        For a model that FSDP2 has sharded, all ranks have to call this, and each gets the complete
+        one.
 
         Args:
             selection: The fields to keep.

@@ -3,6 +3,7 @@
 from typing import Any
 
 from torch import Tensor, nn
+from torch.optim import Optimizer
 from torch.utils._pytree import tree_leaves
 
 
@@ -15,7 +16,8 @@ def memo_of(model: nn.Module, *, share: bool) -> dict[int, Any]:
 
     Returns:
         Objects to use in the copy, by the id of the original. Results of computations that the
-        model has kept, which deepcopy refuses, are copied without their history.
+        model has kept, which deepcopy refuses, are copied without their history. Optimizers are
+        not copied, since their state may be larger than the model.
     """
     memo: dict[int, Any] = {}
     if share:
@@ -23,4 +25,6 @@ def memo_of(model: nn.Module, *, share: bool) -> dict[int, Any]:
     for leaf in tree_leaves([vars(module) for module in model.modules()]):
         if isinstance(leaf, Tensor) and not leaf.is_leaf:
             memo[id(leaf)] = leaf.detach().clone()
+        elif isinstance(leaf, Optimizer):
+            memo[id(leaf)] = leaf
     return memo

@@ -19,6 +19,7 @@ from ..selection import Selection
 from ..sites.calls import Call, few_rows
 from ..sites.site import Site
 from .cuts import count, cuts_of, size, work
+from .holdings import carry_holdings
 from .plan import Fill, Plan
 from .recipe import Recipe, State
 from .rules.written import Origin
@@ -88,7 +89,8 @@ def make_plan(
         output=surgery.exact,
         masked=surgery.masked,
     )
-    return replace(plan, recipe=recipe)
+    notes = carry_holdings(source, candidate.make(True), plan.origins, with_state=False)
+    return replace(plan, recipe=recipe, notes=(*plan.notes, *notes))
 
 
 @dataclass(frozen=True)

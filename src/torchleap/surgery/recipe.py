@@ -12,6 +12,7 @@ from .._common.errors import SurgeryError
 from ..distributed.ranks import own_part
 from ..sites.calls import Call
 from ..sites.model import hooks_of
+from .holdings import carry_holdings
 from .trial.compare import alike
 from .trial.run import run, untouched
 from .trial.state import versions
@@ -104,13 +105,14 @@ class Recipe:
     masked: Callable[[Call], Any]
 
     def make(self, plan: Any) -> nn.Module:
-        """Return a new pruned model that remembers a plan.
+        """Return a new pruned model that remembers a plan, with optimizers of its own.
 
         Raises:
             SurgeryError: The model has changed since the plan was made.
         """
         self._refuse_change()
         made = as_pruned(self.build(False), plan, self.graph)
+        carry_holdings(self.source, made, plan.origins)
         if self.graph is None:  # a model that is fed constants learns the shapes of its entries
             with untouched(made):
                 run(made, self.example)

@@ -1,10 +1,9 @@
 """Fine-tune a pruned model: its optimizer continues, and the better weights are kept."""
 
 import copy
-import inspect
 import math
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -14,22 +13,15 @@ from torch.optim import Optimizer
 from .._common.checks import check_arguments, is_number, whole
 from .._common.errors import SurgeryError
 from ..data.task import Task
-from ..distributed import ranks
-from ..surgery import Plan, plan_of
+from ..surgery import plan_of
+from ..surgery.optimizers import Kept, carried, parameters_of
 from .evaluate import evaluate
 from .fit import fit
 from .hook import Hook, Run
-from .lazy_adam import LazyAdam
 from .settings import Training
-from .step import is_sparse_table, optimizers_for
+from .step import optimizers_for
 
 Batch = TypeVar("Batch")
-Parameters = dict[str, nn.Parameter]
-
-POWERS = {  # a weight that was scaled by s has gradients that are scaled by 1 / s
-    **dict.fromkeys(("exp_avg", "momentum_buffer", "grad_avg"), 1),
-    **dict.fromkeys(("exp_avg_sq", "max_exp_avg_sq", "sum", "square_avg"), 2),
-}
 
 
 def fit_pruned(
@@ -79,15 +71,15 @@ def fit_pruned(
 def _carry_over_all(trained: Run, pruned: nn.Module, training: Training) -> list[Optimizer]:
     """Return optimizers for all parameters of a pruned model, most of them carried over."""
     kept = dict(pruned.named_parameters(remove_duplicate=False))
-    names = _kept_names(dict(trained.model.named_parameters(remove_duplicate=False)), kept)
+    names = Kept.of(trained.model, pruned, plan_of(pruned).origins).names
     optimizers = []
     for optimizer in trained.optimizers:
-        if any(id(parameter) in names for parameter in _parameters_of(optimizer)):
+        if any(id(parameter) in names for parameter in parameters_of(optimizer)):
             optimizers.append(carry_over(optimizer, trained.model, pruned))
     for group in (group for optimizer in optimizers for group in optimizer.param_groups):
         group["lr"] = training.lr
         group.pop("initial_lr", None)  # of a schedule that has ended
-    held = [parameter for optimizer in optimizers for parameter in _parameters_of(optimizer)]
+    held = [parameter for optimizer in optimizers for parameter in parameters_of(optimizer)]
     known = {id(parameter) for parameter in held}
     if any(parameter.requires_grad and id(parameter) not in known for parameter in kept.values()):
         optimizers += optimizers_for(pruned, training, except_for=held)
@@ -98,128 +90,16 @@ def carry_over(optimizer: Optimizer, model: nn.Module, pruned: nn.Module) -> Opt
     """Return an optimizer for a pruned model that continues where the old one was.
 
     It has the same class and settings, and the state of the weights that were kept. A bias that
-    surgery made joins the group of its layer's weight.
+    surgery made joins the group of its layer's weight. An optimizer that is an attribute of the
+    model, or of an object that it holds, is carried over by `plugin.prune` already.
 
     Args:
-        optimizer: The optimizer of `model`; it is not changed.
+        optimizer: The optimizer of `model`; it is not changed. For a wrapper, such as Accelerate's
+            AcceleratedOptimizer, a plain optimizer is returned, to be prepared again.
         model: The model that `pruned` was pruned from.
         pruned: The model that `plugin.prune` returned.
     """
-    plan = plan_of(pruned)
-    old = dict(model.named_parameters(remove_duplicate=False))
-    new = dict(pruned.named_parameters(remove_duplicate=False))
-    held = {id(parameter) for parameter in _parameters_of(optimizer)}
-    if not held & {id(parameter) for parameter in old.values()}:
-        raise SurgeryError(
-            "Expected the optimizer of the model that was pruned, "
-            "but it holds none of its parameters."
-        )
-    names = _kept_names(old, new)
-    if isinstance(optimizer, LazyAdam):
-        return _carry_over_tables(optimizer, names, pruned, plan)
-    added = [name for name in new if name not in old]
-    accepted = inspect.signature(type(optimizer)).parameters
-    defaults = {name: value for name, value in optimizer.defaults.items() if name in accepted}
-    carried = type(optimizer)(_kept_groups(optimizer, names, new, added), **defaults)
-    for parameter, state in optimizer.state.items():
-        if id(parameter) in names:
-            name = names[id(parameter)]
-            carried.state[new[name]] = {
-                key: _carried(key, value, parameter, plan, name) for key, value in state.items()
-            }
-    return carried
-
-
-def _parameters_of(optimizer: Optimizer) -> list[nn.Parameter]:
-    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
-
-
-def _kept_names(old: Parameters, new: Parameters) -> dict[int, str]:
-    """Return the names of the old parameters that the pruned model still has, by their ids.
-
-    Of the names of tied weights it is the first that is left.
-    """
-    return {id(parameter): name for name, parameter in reversed(old.items()) if name in new}
-
-
-def _kept_groups(
-    optimizer: Optimizer, names: Mapping[int, str], new: Parameters, added: Sequence[str]
-) -> list[dict[str, Any]]:
-    """Return the groups of an optimizer with the parameters of the pruned model.
-
-    Args:
-        optimizer: The optimizer of the model that was pruned.
-        names: The names of its parameters that were kept, by their ids.
-        new: The parameters of the pruned model.
-        added: The names of those that surgery made.
-    """
-    groups = []
-    for group in optimizer.param_groups:
-        kept = [names[id(one)] for one in group["params"] if id(one) in names]
-        biases = [name for name in added if name.removesuffix("bias") + "weight" in kept]
-        if kept:
-            settings = {**group, "params": [new[name] for name in (*kept, *biases)]}
-            settings.pop("param_names", None)
-            groups.append(settings)
-    return groups
-
-
-def _carried(key: str, value: Any, old: Tensor, plan: Plan, name: str) -> Any:
-    """Return one entry of a weight's state, cut and scaled as the weight was.
-
-    Args:
-        key: The name of the entry, such as "exp_avg".
-        value: The entry.
-        old: The weight before it was cut.
-        plan: The plan that it was cut by.
-        name: The name of the weight.
-    """
-    if not isinstance(value, Tensor):
-        return copy.deepcopy(value)
-    value = ranks.full(value)
-    origin = plan.origins.get(name)
-    if origin is None or value.shape != old.shape:
-        return value.clone()
-    part = origin.take(value)
-    if origin.factor is None or key not in POWERS:
-        return part.clone()
-    return (part.double() / origin.factor.to(part.device) ** POWERS[key]).to(part.dtype)
-
-
-def _carry_over_tables(
-    optimizer: LazyAdam, names: Mapping[int, str], pruned: nn.Module, plan: Plan
-) -> LazyAdam:
-    """Return a LazyAdam for the tables of a pruned model, with the state of the rows kept."""
-    new = {pruned.get_parameter(name): name for name in names.values()}
-    tables = [
-        module
-        for module in pruned.modules()
-        if is_sparse_table(module) and module.get_parameter("weight") in new
-    ]
-    group = optimizer.param_groups[0]
-    carried = LazyAdam(tables, lr=group["lr"], betas=group["betas"], eps=group["eps"])
-    old = {names[id(one)]: one for one in _parameters_of(optimizer) if id(one) in names}
-    states = {}
-    for place, weight in enumerate(_parameters_of(carried)):
-        name = new[weight]
-        states[place] = _carried_rows(optimizer.state[old[name]], old[name], plan, name)
-    carried.load_state_dict({**carried.state_dict(), "state": states})
-    return carried
-
-
-def _carried_rows(state: dict[str, Any], old: Tensor, plan: Plan, name: str) -> dict[str, Any]:
-    """Return the state of LazyAdam for the rows and columns of a table that were kept."""
-    first, second = state["moments"].unbind(1)  # (rows, width) each
-    averages = (
-        _carried("exp_avg", first, old, plan, name),
-        _carried("exp_avg_sq", second, old, plan, name),
-    )
-    last = state["last"]
-    origin = plan.origins.get(name)
-    if origin is not None and origin.index[0] is not None:
-        last = last.index_select(0, origin.index[0].to(last.device))
-    moved = {"moments": torch.stack(averages, dim=1), "last": last.clone()}
-    return {**copy.deepcopy({**state, "moments": None, "last": None}), **moved}
+    return carried(optimizer, Kept.of(model, pruned, plan_of(pruned).origins))
 
 
 def finetune(

@@ -1,5 +1,6 @@
 """LazyAdam: Adam for large tables, at the cost of the few rows that a batch reads."""
 
+import copy
 import math
 from collections.abc import Callable, Sequence
 from ctypes import c_double, c_int, c_int32, c_int64, c_void_p
@@ -14,6 +15,7 @@ from .._common.checks import is_whole
 from .._common.errors import TorchleapError
 from ..distributed import ranks
 from ..native.library import Library, load
+from ..surgery.optimizers import Kept, parameters_of
 
 WINDOW = 512  # steps after which a row without gradients no longer moves: 0.9005 ** 512 is about 0
 LONGEST = (1 << 20) - 1  # steps that are counted before the count restarts at 0: 16 bytes per step
@@ -101,6 +103,27 @@ class LazyAdam(Optimizer):
         self.settle()
         for hook in self._hooks:
             hook.remove()
+
+    def for_pruned(self, kept: Kept) -> "LazyAdam":
+        """Return one for the tables of a pruned model, with the state of the rows kept.
+
+        Args:
+            kept: The parameters that are left.
+        """
+        new = {kept.new[name]: name for name in kept.names.values()}
+        modules = kept.pruned.modules()
+        tables = [
+            one for one in modules if is_sparse_table(one) and one.get_parameter("weight") in new
+        ]
+        group = self.param_groups[0]
+        carried = LazyAdam(tables, lr=group["lr"], betas=group["betas"], eps=group["eps"])
+        weights = {kept.names[id(one)]: one for one in parameters_of(self) if id(one) in kept.names}
+        states = {}
+        for place, weight in enumerate(parameters_of(carried)):
+            name = new[weight]
+            states[place] = _kept_rows(self.state[weights[name]], weights[name], kept, name)
+        carried.load_state_dict({**carried.state_dict(), "state": states})
+        return carried
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore the averages and steps of all rows, for tables as they were saved with them."""
@@ -230,6 +253,26 @@ def _fresh_state(weight: Tensor) -> dict[str, Any]:
         # by such a step, the reach and the drag of `_extend_reach`
         "reach": torch.zeros(WINDOW, 2, dtype=torch.float64, device=weight.device),
     }
+
+
+def is_sparse_table(module: nn.Module) -> bool:
+    """Return whether a module is a table of embeddings with sparse gradients."""
+    return isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.sparse
+
+
+def _kept_rows(state: dict[str, Any], old: Tensor, kept: Kept, name: str) -> dict[str, Any]:
+    """Return the state of the rows and columns of a table that were kept."""
+    first, second = state["moments"].unbind(1)  # (rows, width) each
+    averages = (
+        kept.entry("exp_avg", first, old, name),
+        kept.entry("exp_avg_sq", second, old, name),
+    )
+    last = state["last"]
+    origin = kept.origins.get(name)
+    if origin is not None and origin.index[0] is not None:
+        last = last.index_select(0, origin.index[0].to(last.device))
+    moved = {"moments": torch.stack(averages, dim=1), "last": last.clone()}
+    return {**copy.deepcopy({**state, "moments": None, "last": None}), **moved}
 
 
 def _check_state(weight: Tensor, saved: dict[str, Any]) -> None:

@@ -15,7 +15,7 @@ from ..distributed import ranks
 from ..gates.leap import LeAP
 from .average import WeightAverage
 from .hook import Hook, Run
-from .lazy_adam import LazyAdam
+from .lazy_adam import LazyAdam, is_sparse_table
 from .settings import Training, TrainingError
 from .states import restore_optimizer
 
@@ -267,11 +267,6 @@ def is_distributed(model: nn.Module) -> bool:
     """Return whether the model is wrapped in DDP or sharded, and so handles ranks itself."""
     wrapped = any(isinstance(module, DistributedDataParallel) for module in model.modules())
     return wrapped or any(hasattr(parameter, "full_tensor") for parameter in model.parameters())
-
-
-def is_sparse_table(module: nn.Module) -> bool:
-    """Return whether a module is a table of embeddings with sparse gradients."""
-    return isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.sparse
 
 
 def optimizers_for(
