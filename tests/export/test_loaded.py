@@ -4,6 +4,7 @@ import copy
 import inspect
 import pickle
 import weakref
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -11,6 +12,9 @@ from torch import nn
 
 import torchleap as tl
 from tests.architectures import ARCHITECTURES, attached
+from tests.export.poolings import CASES, batch_of
+from tests.export.test_poolings import pruned as pruned_pooling
+from torchleap.export.files import shortened
 
 DESCRIBED = [name for name in ARCHITECTURES if name != "transformer"]
 
@@ -131,12 +135,7 @@ def test_a_model_with_a_call_of_its_own_needs_its_code(tmp_path):
             return self.head(self.join(x))
 
     small = gated(Doubled(), lambda r, s: torch.randn(r, 20), dict.fromkeys("abcde", 4))
-    tl.export.save(small, tmp_path / "model")
-    with pytest.raises(
-        tl.SurgeryError,
-        match="cannot be loaded without its code, because of a __call__\\(\\) of its own",
-    ):
-        tl.export.load(tmp_path / "model")
+    refused(small, tmp_path / "model", r"a __call__\(\) of its own")
 
 
 def test_a_loaded_model_frees_what_no_later_step_reads(pruned, tmp_path):
@@ -159,6 +158,16 @@ def gated(model, make, fields, at="join", side="output"):
     with torch.no_grad():
         plugin.gates.theta.copy_(torch.linspace(-0.3, 1.0, len(plugin.gates.theta)))
     return plugin.prune(plugin.select(share=0.6)).eval()
+
+
+def refused(small, folder, reason):
+    """Save a model that needs its code: `save` and `load` say what is in the way."""
+    with pytest.warns(UserWarning, match=f"cannot be loaded without .* because of {reason}"):
+        saved = tl.export.save(small, folder)
+    assert not saved.loads_without_code
+    with pytest.raises(tl.SurgeryError, match=f"without its code, because of {reason}"):
+        tl.export.load(folder)
+    return saved
 
 
 def reloaded(small, folder):
@@ -212,9 +221,7 @@ def test_layers_may_have_any_name(names, tmp_path):
 
     small = gated(Named(names), make, dict.fromkeys(names, 4))
     if "c(1)" in names:  # what might be code is not written into any
-        tl.export.save(small, tmp_path / "model")
-        with pytest.raises(tl.SurgeryError, match="because of the name"):
-            tl.export.load(tmp_path / "model")
+        refused(small, tmp_path / "model", "the name")
     else:
         assert torch.equal(reloaded(small, tmp_path / "model")(make(7, 9)), small(make(7, 9)))
 
@@ -248,9 +255,7 @@ class Hooked(nn.Module):
 )
 def test_hooks_need_their_code(change, reason, tmp_path):
     small = gated(Hooked(change), lambda r, s: torch.randn(r, 20), dict.fromkeys("abcde", 4))
-    tl.export.save(small, tmp_path / "model")
-    with pytest.raises(tl.SurgeryError, match=f"because of {reason}"):
-        tl.export.load(tmp_path / "model")
+    refused(small, tmp_path / "model", reason)
 
 
 def test_layers_that_worked_in_place_compute_the_same_when_loaded(tmp_path):
@@ -260,3 +265,121 @@ def test_layers_that_worked_in_place_compute_the_same_when_loaded(tmp_path):
     assert not small.relu.inplace
     x = torch.randn(7, 20)
     assert torch.equal(reloaded(small, tmp_path / "model")(x), small(x))
+
+
+class Point(NamedTuple):
+    ids: torch.Tensor
+    mask: torch.Tensor
+
+
+class OfParts(nn.Module):
+    """It reads the parts of a named tuple, and attributes of tensors."""
+
+    def __init__(self):
+        super().__init__()
+        self.table = nn.Embedding(12, 4)
+        self.join = nn.Identity()
+        self.head = nn.Linear(20, 3)
+
+    def forward(self, batch):
+        x = self.join(self.table(batch.ids).flatten(1))
+        known = torch.zeros(3, 3, device=torch.device("cpu")) + torch.eye(3)
+        best = (self.head(x) @ known.T).masked_fill(~batch.mask, -1.0).max(dim=1)
+        return {"score": best.values, "class": best.indices}
+
+
+def test_parts_of_a_batch_and_attributes_of_tensors_are_read(tmp_path):
+    def make(rows, seed):
+        rng = torch.Generator().manual_seed(seed)
+        mask = torch.rand(rows, 3, generator=rng) < 0.7
+        return Point(torch.randint(12, (rows, 5), generator=rng), mask)
+
+    small = gated(OfParts(), make, dict.fromkeys("abcde", 4))
+    loaded = reloaded(small, tmp_path / "model")
+    for rows in (1, 6):
+        batch = make(rows, 3)
+        found, expected = loaded(batch), small(batch)
+        assert torch.equal(found["score"], expected["score"])
+        assert torch.equal(found["class"], expected["class"])
+
+
+def test_a_device_in_the_graph_is_that_of_the_weights(tmp_path):
+    class Placed(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.join = nn.Identity()
+            self.head = nn.Linear(20, 3)
+
+        def forward(self, x):
+            x = self.join(x).to(torch.device("cpu"))
+            return self.head(x) + torch.arange(3, device=x.device)
+
+    small = gated(Placed(), lambda r, s: torch.randn(r, 20), dict.fromkeys("abcde", 4))
+    loaded = reloaded(small, tmp_path / "model")
+    x = torch.randn(4, 20)
+    assert torch.equal(loaded(x), small(x))
+    graph = tl.export.manifest(tmp_path / "model")["graph"]
+    assert {"device": "weights"} in [value for node in graph["nodes"] for value in node[3]["tuple"]]
+    for node in type(small).pruned_graph.nodes:
+        node.args = tuple(
+            torch.device("meta") if isinstance(arg, torch.device) else arg for arg in node.args
+        )
+    refused(small, tmp_path / "meta", r"a device \(meta\) as an argument of the method to\(\)")
+
+
+class Own(nn.Module):
+    def forward(self, x):
+        return x if x.sum() > 0 else -x
+
+
+class Unlisted(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.join = nn.Identity()
+        self.head = nn.Linear(20, 6)
+        self.own = Own()
+
+    def forward(self, x):
+        x = self.own(self.head(self.join(x)))
+        return torch.kthvalue(x, 2, dim=1)[0] + x.erfinv().nan_to_num()[:, 0]
+
+
+def test_everything_that_is_in_the_way_is_named(tmp_path):
+    small = gated(Unlisted(), lambda r, s: torch.randn(r, 20), dict.fromkeys("abcde", 4))
+    saved = refused(small, tmp_path / "model", "the layer Own at 'own'")
+    assert saved.in_the_way == (
+        "the layer Own at 'own'",
+        "the function kthvalue()",
+        "the method erfinv()",
+    )
+    assert saved.path == tmp_path / "model"
+    assert "'own', the function kthvalue() and the method erfinv(). Load it with" in str(saved)
+    assert tl.export.manifest(tmp_path / "model")["needs_code"] == list(saved.in_the_way)
+
+
+def test_a_saved_model_that_needs_no_code_says_so(pruned, tmp_path, recwarn):
+    saved = tl.export.save(pruned[0], str(tmp_path / "model"))
+    assert saved == tl.export.Saved(tmp_path / "model", True, ())
+    assert str(saved) == f"{tmp_path / 'model'} can be loaded without the model's code."
+    assert not recwarn.list
+
+
+def test_a_long_list_is_shortened():
+    assert shortened(["a"]) == "a"
+    assert shortened(["a", "b"]) == "a and b"
+    assert shortened(list("abcdefgh")) == "a, b, c, d, e and 3 more"
+
+
+def test_a_model_with_sizes_from_its_batch_is_pruned_again(tmp_path):
+    small, _ = pruned_pooling(CASES["DIN"])
+    loaded = reloaded(small, tmp_path / "model")
+    plugin = tl.attach(loaded, {"item": 8, "hist": 8}, at="head")
+    for seed in range(2):
+        loaded.train()(batch_of(16, 5, seed))
+    selection = tl.Selection(plugin.fields, (0.2, 0.9), (False, True))
+    again = plugin.prune(selection, example=batch_of(8, 5, 1)).eval()
+    batch = batch_of(5, 7, 3)
+    expected = again(batch)
+    assert torch.equal(reloaded(again, tmp_path / "again")(batch), expected)
+    with plugin.masked(selection):
+        torch.testing.assert_close(loaded.eval()(batch), expected)

@@ -125,6 +125,26 @@ def looking_into(*steps):
     return inserted("x", "call_function", "torchleap.expect_inputs", args, EMPTY)
 
 
+def several(*entries):
+    """Insert nodes after the argument, each named by a letter from a on."""
+
+    def change(content):
+        for place, (op, target, args, named) in enumerate(entries):
+            kwargs = {"dict": [[key, value] for key, value in named.items()]}
+            entry = ["abcdefgh"[place], op, target, {"tuple": list(args)}, kwargs]
+            content["graph"]["nodes"].insert(1 + place, entry)
+
+    return change
+
+
+def function(target, *args, **named):
+    return ("call_function", target, args, named)
+
+
+def method(target, *args, **named):
+    return ("call_method", target, args, named)
+
+
 NONE = {"tuple": []}
 EMPTY = {"dict": []}
 BATCH = {"tuple": [{"node": "batch"}]}
@@ -222,6 +242,83 @@ HOSTILE = {
         "x", "call_method", "size", {"tuple": [{"dict": [[{"node": "batch"}, 1]]}]}, EMPTY
     ),
 }
+A = {"node": "a"}
+B = {"node": "b"}
+ENTRY = function("operator.getitem", {"node": "batch"}, "city")  # a, (B,)
+HUGE = 1 << 40
+WEIGHT = ("get_attr", "deep.0.weight", (), {})
+HOSTILE |= {
+    "enormous zeros": several(function("torch.zeros", HUGE)),
+    "enormous ones by name": several(function("torch.ones", size=[1 << 20, 1 << 20])),
+    "an enormous constant": several(function("torch.full", [HUGE], 1)),
+    "an enormous range": several(function("torch.arange", HUGE)),
+    "an enormous range by small steps": several(function("torch.arange", 0, 1, 1e-12)),
+    "an enormous range by name": several(function("torch.arange", end=HUGE)),
+    "enormous spaces": several(function("torch.linspace", 0, 1, HUGE)),
+    "an enormous square": several(function("torch.eye", 1 << 20)),
+    "enormous new zeros": several(ENTRY, method("new_zeros", A, [HUGE])),
+    "an enormous new constant": several(ENTRY, method("new_full", A, {"tuple": [HUGE]}, 1)),
+    "enormous repetitions": several(ENTRY, method("repeat", A, 1 << 20, 1 << 20)),
+    "enormous tiles": several(ENTRY, function("torch.tile", A, {"tuple": [HUGE]})),
+    "each element many times": several(ENTRY, method("repeat_interleave", A, HUGE)),
+    "an enormous view": several(ENTRY, method("expand", A, HUGE, -1)),
+    "enormous one-hot vectors": several(ENTRY, function("functional.one_hot", A, HUGE)),
+    "an enormous margin": several(ENTRY, function("functional.pad", A, {"tuple": [0, HUGE]})),
+    "a size that is computed": several(
+        function("operator.mul", 1 << 20, 1 << 20), function("torch.zeros", A)
+    ),
+    "a size that is a tensor": several(function("torch.tensor", HUGE), function("torch.zeros", A)),
+    "doubled again and again": several(
+        function("torch.zeros", 1 << 26), function("torch.cat", [A, A, A, A])
+    ),
+    "a number of many digits": several(function("operator.pow", 9, 1 << 40)),
+    "a product of many digits": several(function("operator.mul", 1 << 62, 1 << 62)),
+    "text many times": several(function("operator.mul", "a", HUGE)),
+    "a list many times": several(function("operator.mul", [0], HUGE)),
+    "formatted text": several(function("operator.mod", "%1000000000d", 1)),
+    "a shape many times": several(ENTRY, method("size", A), function("operator.mul", B, HUGE)),
+    "a weight changed in place": several(WEIGHT, function("functional.relu", A, inplace=True)),
+    "a weight changed in place, unnamed": several(WEIGHT, function("functional.relu", A, True)),
+    "a table rescaled in place": several(
+        WEIGHT, ENTRY, function("functional.embedding", B, A, {"node": "a"}, 1.0)
+    ),
+    "a result written to a weight": several(WEIGHT, function("functional.normalize", A, out=A)),
+    "a method of text of the batch": several(
+        function("operator.getitem", "some text", 0), method("split", A)
+    ),
+    "an attribute of Python": several(ENTRY, function("torchleap.attribute", A, "__class__")),
+    "an attribute of a tensor": several(ENTRY, function("torchleap.attribute", A, "grad_fn")),
+    "a method as an attribute": several(
+        function("torchleap.attribute", {"node": "batch"}, "popitem")
+    ),
+    "an attribute whose name is computed": several(
+        ENTRY, function("torchleap.attribute", A, {"node": "a"})
+    ),
+    "another device": several(function("torch.zeros", 2, device={"device": "cuda:0"})),
+    "an activation that works in place": layer("ReLU", {"inplace": True}),
+    "a recurrent layer of many layers": layer(
+        "GRU", {"input_size": 1, "hidden_size": 1, "num_layers": 1 << 24}
+    ),
+    "an encoder of many layers": layer(
+        "TransformerEncoder",
+        {
+            "encoder_layer": ["TransformerEncoderLayer", {"d_model": 2, "nhead": 1}],
+            "num_layers": 1 << 24,
+        },
+    ),
+    "an encoder of another layer": layer(
+        "TransformerEncoder", {"encoder_layer": ["Module", {}], "num_layers": 1}
+    ),
+    "an encoder without a layer": layer("TransformerEncoder", {"num_layers": 1}),
+    "an activation by name": layer(
+        "TransformerEncoderLayer", {"d_model": 2, "nhead": 1, "activation": "exec"}
+    ),
+    "a layer that enlarges its result": layer("AdaptiveMaxPool1d", {"output_size": HUGE >> 10}),
+    "a layer with an enormous margin": layer(
+        "Conv1d",
+        {"in_channels": 1, "out_channels": 1, "kernel_size": 1, "padding": {"tuple": [1 << 30]}},
+    ),
+}
 
 
 @pytest.mark.parametrize("name", HOSTILE)
@@ -234,6 +331,13 @@ def test_a_hostile_manifest_runs_nothing(name, copy, monkeypatch):
     assert seen == []
     assert not (folder / "MARK").exists()
     assert "\n" not in str(problem.value)
+
+
+def test_no_more_of_the_largest_are_returned_than_there_are(copy):
+    folder, batch = copy
+    spoil(folder, several(ENTRY, method("topk", A, HUGE)))
+    with pytest.raises(RuntimeError, match="out of range"):
+        tl.export.load(folder)(batch)
 
 
 def test_the_check_of_a_batch_shows_nothing_of_the_process(copy):

@@ -9,7 +9,9 @@ import hashlib
 import json
 import math
 import os
-from collections.abc import Mapping
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, TypeGuard
@@ -34,6 +36,7 @@ FORMAT = 2  # raise it when a name in `names` or an argument of a function in it
 WEIGHTS = "model.safetensors"
 MANIFEST = "manifest.json"
 AGAIN = "Save the model again."
+MOST_NAMES = 5  # that a message shows
 _DESCRIBED = words(
     "method settings fields fill no_longer_read cuts notes parameters bytes multiply_adds"
 )
@@ -44,21 +47,52 @@ _DAMAGES = (  # a RecursionError is a RuntimeError
 )
 
 
+@dataclass(frozen=True)
+class Saved:
+    """What `save` wrote.
+
+    Attributes:
+        path: The folder.
+        loads_without_code: Whether `load(path)` returns the model without its code.
+        in_the_way: The operations, layers and hooks that a folder cannot describe, if it does not.
+    """
+
+    path: Path
+    loads_without_code: bool
+    in_the_way: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        if self.loads_without_code:
+            return f"{self.path} can be loaded without the model's code."
+        return (
+            f"{self.path} cannot be loaded without the model's code, because of "
+            f"{shortened(self.in_the_way)}. Load it with the model as built from code, before "
+            f"attach(): load(folder, model=MyModel()). To need no code, replace these by layers "
+            "and functions of PyTorch."
+        )
+
+
 def save(
     model: nn.Module, folder: str | os.PathLike[str], *, metrics: Mapping[str, float] | None = None
-) -> None:
+) -> Saved:
     """Write a pruned model, or one that was loaded, to a folder; a saved model there is replaced.
+
+    It warns if the folder cannot be loaded without the model's code.
 
     Args:
         model: The model.
         folder: The folder.
         metrics: Figures of its quality to keep in the manifest, such as {"auc_before": 0.8123,
             "auc_after": 0.8121}; none if left out.
+
+    Returns:
+        Whether `load` will need the model's code, and which operations are in the way.
     """
     described = model.torchleap_origin if _is_loaded(model) else _describe(plan_of(model))
     tensors, aliases = _tensors(model)
     parameters = model.named_parameters(remove_duplicate=False)
     trainable = {name: parameter.requires_grad for name, parameter in parameters}
+    graph, in_the_way = _graph(model, _with_aliases(tensors, aliases), trainable)
     content = {
         "format": FORMAT,
         "versions": {"torchleap": version("torchleap"), "torch": torch.__version__},
@@ -67,10 +101,15 @@ def save(
         "metrics": _numbers(metrics or {}),
         "trainable": trainable,
         "aliases": aliases,
-        **_graph(model, _with_aliases(tensors, aliases), trainable),
+        "graph": graph,
+        "needs_code": in_the_way,
     }
     with replace_folder(folder, marker=MANIFEST, what="a saved model", refused=SurgeryError) as new:
         _write(new, tensors, content)
+    saved = Saved(Path(folder), graph is not None, tuple(in_the_way))
+    if not saved.loads_without_code:
+        warnings.warn(str(saved), stacklevel=2)
+    return saved
 
 
 def _write(folder: Path, tensors: dict[str, Tensor], content: dict[str, Any]) -> None:
@@ -144,12 +183,26 @@ def _load(
         return model.eval()
     if content["graph"] is None:
         raise SurgeryError(
-            f"{folder} cannot be loaded without its code, because of {content.get('needs_code')}. "
-            "Build and prune the model as before, and give it: load(folder, model=pruned)."
+            f"{folder} cannot be loaded without its code, because of "
+            f"{shortened(_needs_code(content))}. Build the model as before attach(), and give it: "
+            "load(folder, model=MyModel())."
         )
     loaded = from_json(content["graph"], tensors, content["trainable"], content["model"])
     loaded.torchleap_origin = {key: content[key] for key in _DESCRIBED}
     return loaded.eval()
+
+
+def _needs_code(content: Mapping[str, Any]) -> list[str]:
+    """Return what is in the way of loading without code; earlier versions wrote one reason."""
+    found = content.get("needs_code")
+    return [str(found)] if not isinstance(found, list) else [str(each) for each in found]
+
+
+def shortened(names: Sequence[str]) -> str:
+    """Return a list of names, of a long one the first few."""
+    more = [f"{len(names) - MOST_NAMES} more"] if len(names) > MOST_NAMES else []
+    shown = [*names[:MOST_NAMES], *more]
+    return " and ".join([", ".join(shown[:-1]), shown[-1]]) if len(shown) > 1 else shown[0]
 
 
 def _with_aliases(tensors: dict[str, Tensor], aliases: Mapping[str, str]) -> dict[str, Tensor]:
@@ -169,22 +222,25 @@ def _pruned_graph(model: nn.Module) -> fx.Graph | None:
 
 def _graph(
     model: nn.Module, tensors: dict[str, Tensor], trainable: dict[str, bool]
-) -> dict[str, Any]:
-    """Return the description of the graph if a model can be built from it, else why not."""
+) -> tuple[dict[str, Any] | None, list[str]]:
+    """Return the description of the graph, or None and what is in the way of one."""
     graph = _pruned_graph(model)
     try:
         if _is_loaded(model):
             nodes = model.torchleap_graph["nodes"]
-            described = {"nodes": nodes, "layers": graphs.describe_layers(model, nodes)}
+            layers, problems = graphs.describe_layers(model, nodes)
+            described = {"nodes": nodes, "layers": layers}
         elif graph is not None:
-            described = graphs.to_json(model, graph)
+            described, problems = graphs.to_json(model, graph)
         else:
-            return {"graph": None, "needs_code": "a forward() that could not be traced"}
+            return None, ["a forward() that could not be traced"]
+        if problems:
+            return None, problems
         from_json(described, tensors, trainable, "Trial")
     except _DAMAGES as error:
         raise_mistake(error)
-        return {"graph": None, "needs_code": str(error)}
-    return {"graph": described}
+        return None, [str(error)]
+    return described, []
 
 
 def _describe(plan: Plan) -> dict[str, Any]:

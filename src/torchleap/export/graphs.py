@@ -1,10 +1,9 @@
 """Describe a model as plain JSON: its graph and the settings of its layers.
 
-Functions, methods and layers come from the closed lists in `names`; a graph that contains anything
-else is not written, and not read: see `loaded`.
+Functions, methods and layers come from the closed lists in `names` and `layers`; a graph that
+contains anything else is not written, and not read: see `loaded`.
 """
 
-import inspect
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -14,24 +13,89 @@ from torch import fx, nn
 
 from .._common.errors import SurgeryError
 from ..surgery.runtime import call_unchanged, expect_globals
-from .names import KINDS, METHODS, NAMES, is_path
+from .layers import describe_layer
+from .names import KEYWORDS, METHODS, NAMES, is_path, works_in_place
 
-_SKIPPED = {"self", "device", "dtype", "_weight", "_freeze"}
+Described = tuple[dict[str, Any], list[str]]  # what JSON can describe, and what it cannot
 
 
-def to_json(model: nn.Module, graph: fx.Graph) -> dict[str, Any]:
-    """Return the description of a graph and the layers that it calls.
+def to_json(model: nn.Module, graph: fx.Graph) -> Described:
+    """Return the description of a graph and the layers that it calls, and what is in the way.
 
-    Raises:
-        SurgeryError: The graph contains something that JSON cannot describe; the message names it.
+    What JSON cannot describe is named: functions, methods, layers, hooks and values. The
+    description is complete only if there is nothing of this kind.
     """
     nodes = []
+    problems = []
     for node in graph.nodes:
         if node.target is expect_globals:
             continue  # a loaded model has none of the code that reads these variables
-        target = _target(model, node)
-        nodes.append([node.name, node.op, target, _encode(node.args), _encode(dict(node.kwargs))])
-    return {"nodes": nodes, "layers": describe_layers(model, nodes)}
+        try:
+            nodes.append(_described(model, node))
+        except SurgeryError as problem:
+            problems.append(str(problem))
+    layers, others = describe_layers(model, nodes)
+    return {"nodes": nodes, "layers": layers}, list(dict.fromkeys([*others, *problems]))
+
+
+def describe_layers(
+    model: nn.Module, nodes: Sequence[Sequence[Any]]
+) -> tuple[dict[str, Any], list[str]]:
+    """Return the layers that nodes of a description call, as they are now, and what is in the way.
+
+    Args:
+        model: The model.
+        nodes: The nodes.
+    """
+    problems = []
+    if model._forward_pre_hooks or model._forward_hooks:
+        problems.append("the hooks on the model")
+    if type(model).__call__ is not nn.Module.__call__:
+        problems.append("a __call__() of its own")
+    layers = {}
+    for path in dict.fromkeys(str(target) for _, op, target, *_ in nodes if op == "call_module"):
+        try:
+            layers[path] = describe_layer(model.get_submodule(path), path, _encode)
+        except SurgeryError as problem:
+            problems.append(str(problem))
+    return layers, problems
+
+
+def _described(model: nn.Module, node: fx.Node) -> list[Any]:
+    """Return one node as JSON has it."""
+    target = _target(model, node)
+    names = [name for name in node.kwargs if name not in KEYWORDS]
+    if node.op in ("call_function", "call_method", "call_module") and names:
+        raise SurgeryError(f"the argument {names[0]}= of {_label(node)}")
+    if callable(node.target) and works_in_place(node.target, node.args, node.kwargs):
+        raise SurgeryError(f"{_label(node)}, which changes its argument")
+    device = _device(model)
+    try:
+        args = _encode(node.args, device)
+        kwargs = _encode(dict(node.kwargs), device)
+    except SurgeryError as problem:
+        raise SurgeryError(f"{problem} as an argument of {_label(node)}") from problem
+    return [node.name, node.op, target, args, kwargs]
+
+
+def _device(model: nn.Module) -> torch.device | None:
+    """Return the device of a model's weights."""
+    for tensor in (*model.parameters(), *model.buffers()):
+        return tensor.device
+    return None
+
+
+def _label(node: fx.Node) -> str:
+    """Return how users know an operation."""
+    target: Any = node.target
+    if node.op == "call_method":
+        return f"the method {target}()"
+    if node.op == "call_function":
+        name = getattr(target, "__name__", str(target))
+        where = str(getattr(target, "__module__", None) or "")
+        is_of_torch = where.startswith(("torch", "_operator", "builtins", "None")) or not where
+        return f"the function {name}()" if is_of_torch else f"the function {where}.{name}()"
+    return f"the layer {target!r}" if node.op == "call_module" else f"{target!r}"
 
 
 def _target(model: nn.Module, node: fx.Node) -> Any:
@@ -41,58 +105,25 @@ def _target(model: nn.Module, node: fx.Node) -> Any:
         if target is call_unchanged:
             module: Any = node.args[0]
             layer = model.get_submodule(module.target)
-            _describe(layer)
-            raise SurgeryError(f"the layer {type(layer).__name__}")
+            describe_layer(layer, module.target, _encode)
+            raise SurgeryError(f"the layer {type(layer).__name__} at {module.target!r}")
         if target not in NAMES:
-            raise SurgeryError(f"the function {getattr(target, '__name__', target)}()")
+            raise SurgeryError(_label(node))
         return NAMES[target]
     if node.op == "call_method" and target not in METHODS:
-        raise SurgeryError(f"the method {target}()")
+        raise SurgeryError(_label(node))
     if node.op in ("call_module", "get_attr") and target != "training" and not is_path(target):
         raise SurgeryError(f"the name {target!r}")
     return target
 
 
-def describe_layers(model: nn.Module, nodes: Sequence[Sequence[Any]]) -> dict[str, Any]:
-    """Return the description of the layers that nodes of a description call, as they are now."""
-    if model._forward_pre_hooks or model._forward_hooks:
-        raise SurgeryError("the hooks on the model")
-    if type(model).__call__ is not nn.Module.__call__:
-        raise SurgeryError("a __call__() of its own")
-    called = [str(target) for _, op, target, *_ in nodes if op == "call_module"]
-    return {path: _describe(model.get_submodule(path)) for path in called}
+def _encode(value: Any, device: torch.device | None = None) -> Any:
+    """Return a value as JSON has it; `loaded` decodes it.
 
-
-def constructor(kind: type[nn.Module]) -> dict[str, inspect.Parameter]:
-    """Return the arguments of a layer's constructor that a manifest contains."""
-    loose = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-    found = {}
-    for name, parameter in inspect.signature(kind).parameters.items():
-        if name not in _SKIPPED and parameter.kind not in loose:
-            found[name] = parameter
-    return found
-
-
-def _describe(layer: nn.Module) -> list[Any]:
-    """Return the kind of a layer and the arguments that build it."""
-    kind = type(layer)
-    if KINDS.get(kind.__name__) is not kind:
-        raise SurgeryError(f"the layer {kind.__name__}")
-    if layer._forward_pre_hooks or layer._forward_hooks:
-        raise SurgeryError(f"the hooks on the layer {kind.__name__}")
-    settings = {}
-    for name, parameter in constructor(kind).items():
-        if name == "bias":
-            settings[name] = getattr(layer, "bias", None) is not None
-        elif hasattr(layer, name):
-            settings[name] = _encode(getattr(layer, name))
-        elif parameter.default is inspect.Parameter.empty:
-            raise SurgeryError(f"the layer {kind.__name__}, whose {name} it does not keep")
-    return [kind.__name__, settings]
-
-
-def _encode(value: Any) -> Any:
-    """Return a value as JSON has it; `loaded` decodes it."""
+    Args:
+        value: The value.
+        device: The device of the weights, which is the only one that a graph may name.
+    """
     if value is None or isinstance(value, bool | int | str):
         return value
     if isinstance(value, float):
@@ -100,15 +131,18 @@ def _encode(value: Any) -> Any:
     if isinstance(value, fx.Node):
         return {"node": value.name}
     if isinstance(value, slice):
-        return {"slice": [_encode(part) for part in (value.start, value.stop, value.step)]}
+        return {"slice": [_encode(part, device) for part in (value.start, value.stop, value.step)]}
     if isinstance(value, tuple):
-        return {"tuple": [_encode(part) for part in value]}
+        return {"tuple": [_encode(part, device) for part in value]}
     if isinstance(value, list):
-        return [_encode(part) for part in value]
+        return [_encode(part, device) for part in value]
     if isinstance(value, dict):
-        return {"dict": [[_encode(key), _encode(part)] for key, part in value.items()]}
+        entries = [[_encode(key), _encode(part, device)] for key, part in value.items()]
+        return {"dict": entries}
     if isinstance(value, torch.dtype):
         return {"dtype": str(value).removeprefix("torch.")}
+    if isinstance(value, torch.device) and device is not None and value.type == device.type:
+        return {"device": "weights"}
     if value is Ellipsis:
         return {"ellipsis": True}
-    raise SurgeryError(f"a {type(value).__name__} in the graph")
+    raise SurgeryError(f"a {type(value).__name__} ({value!s:.40})")

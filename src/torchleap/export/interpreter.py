@@ -4,16 +4,21 @@ import inspect
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from operator import itemgetter
 from types import FunctionType
 from typing import Any, NamedTuple
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.fx._symbolic_trace import is_fx_symbolic_tracing
 
+from .._common.errors import SurgeryError
+from ..distributed.torchrec import is_jagged, is_keyed
 from .bags import refuse_outside
+from .limits import COUNTS, refuse_huge
 
-FUNCTION, METHOD, LAYER, ATTRIBUTE = range(4)
+FUNCTION, METHOD, LAYER, ATTRIBUTE, PLACE = range(5)
 
 
 @dataclass(frozen=True)
@@ -21,6 +26,13 @@ class Ref:
     """The result of an earlier node."""
 
     name: str
+
+
+class Device:
+    """Stands for the device of the model's weights."""
+
+
+DEVICE = Device()
 
 
 class Node(NamedTuple):
@@ -42,7 +54,7 @@ class Step(NamedTuple):
     """A call, with the places of its arguments and its result among the values of a run.
 
     Attributes:
-        kind: FUNCTION, METHOD, LAYER or ATTRIBUTE.
+        kind: FUNCTION, METHOD, LAYER, ATTRIBUTE, or PLACE for the device of the weights.
         target: The function, the name of the method, or the path of the layer or attribute.
         places: The places of the arguments; those of the keywords `names` come last.
         take: Takes the arguments from the values; C code, since each step calls it.
@@ -50,6 +62,7 @@ class Step(NamedTuple):
         names: Keywords that are results of other steps.
         place: The place of the result.
         free: Places that no later step reads.
+        is_limited: Whether the size of the result is checked first.
     """
 
     kind: int
@@ -60,6 +73,7 @@ class Step(NamedTuple):
     names: tuple[str, ...]
     place: int
     free: tuple[int, ...]
+    is_limited: bool
 
 
 class Program:
@@ -101,7 +115,9 @@ class Program:
         fixed = {name: value for name, value in kwargs.items() if name not in names}
         places = tuple(self._place(value) for value in (*args, *(kwargs[name] for name in names)))
         result = self._room(None)
-        self.steps.append(Step(kind, target, places, _taker(places), fixed, names, result, ()))
+        is_limited = kind in (FUNCTION, METHOD) and target in COUNTS
+        take = _taker(places)
+        self.steps.append(Step(kind, target, places, take, fixed, names, result, (), is_limited))
         return result
 
     def _room(self, value: Any) -> int:
@@ -112,6 +128,8 @@ class Program:
         """Return the place of an argument; a step of its own makes one that contains results."""
         if isinstance(value, Ref):
             return self.places[value.name]
+        if value is DEVICE:
+            return self._step(PLACE, None, (), {})
         if not _varies(value):
             return self._room(value)
         if isinstance(value, slice):
@@ -143,12 +161,15 @@ class Program:
             given = bound.args[1:]
         values = [*given, *self.later]
         compiling = torch.compiler.is_compiling()  # torch.compile cannot follow an itemgetter
-        for kind, target, places, take, fixed, names, place, free in self.steps:
+        checks = not compiling and not is_fx_symbolic_tracing()
+        for kind, target, places, take, fixed, names, place, free, is_limited in self.steps:
             taken = tuple([values[at] for at in places]) if compiling else take(values)
             if names:
                 count = len(taken) - len(names)
                 fixed = {**fixed, **dict(zip(names, taken[count:], strict=True))}
                 taken = taken[:count]
+            if checks and is_limited:
+                refuse_huge(target, taken, fixed, (given, named))
             if kind == FUNCTION:
                 found = target(*taken, **fixed)
             elif kind == LAYER:
@@ -159,7 +180,11 @@ class Program:
                     refuse_outside(layer, taken, fixed)
                 found = layer(*taken, **fixed)
             elif kind == METHOD:
+                if checks and not isinstance(taken[0], Tensor):
+                    _refuse_others(taken[0], target)
                 found = getattr(taken[0], target)(*taken[1:], **fixed)
+            elif kind == PLACE:
+                found = next(chain(model.parameters(), model.buffers())).device
             else:
                 found = _attribute(model, *target)
             taken = None
@@ -188,7 +213,17 @@ def _varies(value: Any) -> bool:
         return any(map(_varies, value.values()))
     if isinstance(value, list | tuple):
         return any(map(_varies, value))
-    return isinstance(value, Ref)
+    return isinstance(value, Ref) or value is DEVICE
+
+
+def _refuse_others(value: Any, method: str) -> None:
+    """Refuse a method of anything but a tensor, such as of a string of the batch."""
+    if is_keyed(value) or is_jagged(value):
+        return
+    raise SurgeryError(
+        f"The manifest describes a model that calls {method}() of a {type(value).__name__}, which "
+        "torchleap does not run: expected a tensor."
+    )
 
 
 def _taker(places: Sequence[int]) -> Any:

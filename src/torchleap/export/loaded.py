@@ -4,22 +4,18 @@ Whatever a file contains, it names functions, methods and layers of closed lists
 identifiers; so it can at worst describe a useless model. Nothing of it becomes Python source.
 """
 
-import inspect
 import keyword
-import types
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Any, ClassVar
 
-import torch
 from torch import Tensor, nn
 
 from .._common.errors import SurgeryError
-from .graphs import constructor
-from .interpreter import Node, Program, Ref
-from .names import DTYPES, FUNCTIONS, KEYWORDS, KINDS, METHODS, is_path
+from .interpreter import DEVICE, Node, Program, Ref
+from .layers import build_layer
+from .names import DTYPES, FUNCTIONS, KEYWORDS, METHODS, is_path, works_in_place
 
 DEEPEST = 32  # levels of lists in lists
-LARGEST = 1 << 31  # no layer has a setting above it
 OPS = ("placeholder", "get_attr", "call_function", "call_method", "call_module", "output")
 
 
@@ -54,8 +50,8 @@ def from_json(
     """
     layers = content["layers"]
     model = _empty(name, content)
-    for path, (kind, settings) in layers.items():
-        _place(model, path, _layer(kind, settings))
+    for path, described in layers.items():
+        _place(model, path, build_layer(described, lambda value: _decode(value, set()), _check))
     shapes = {path: _form(tensor) for path, tensor in _tensors_of(model)}
     for path, tensor in tensors.items():
         _check(is_path(path), f"the path {path!r}")
@@ -106,7 +102,7 @@ def _checked(nodes: Any) -> list[Node]:
         _check(plain, f"arguments of the node {name}")
         wrong = [key for key in named if key not in KEYWORDS]
         _check(not wrong, f"the keyword {str(wrong[:1])[1:-1]!s:.40}")
-        found.append(Node(name, op, _target(op, target, given), given, named))
+        found.append(Node(name, op, _target(op, target, given, named), given, named))
         known.add(name)
     first_output = [node.op for node in found].index("output")
     _check(first_output == len(found) - 1, "another output than the last node")
@@ -115,11 +111,13 @@ def _checked(nodes: Any) -> list[Node]:
     return found
 
 
-def _target(op: str, target: Any, given: tuple[Any, ...]) -> Any:
+def _target(op: str, target: Any, given: tuple[Any, ...], named: dict[str, Any]) -> Any:
     """Return the target of a node, if a model may call or read it."""
     _check(isinstance(target, str), f"the target {target!r:.40}")
     if op == "call_function":
         _check(target in FUNCTIONS, f"the function {target!r}")
+        in_place = works_in_place(FUNCTIONS[target], given, named)
+        _check(not in_place, f"the function {target!r} that changes its argument")
         return FUNCTIONS[target]
     if op == "call_method":
         of_a_result = bool(given) and isinstance(given[0], Ref)
@@ -167,6 +165,9 @@ def _decode(value: Any, known: set[str], depth: int = 0) -> Any:
     if kind == "float":
         _check(part in ("nan", "inf", "-inf"), f"the number {part!r:.40}")
         return float(part)
+    if kind == "device":
+        _check(part == "weights", f"the device {part!r:.40}")
+        return DEVICE
     if kind == "ellipsis":
         return ...
     return _decode_many(kind, part, known, depth + 1)
@@ -187,39 +188,6 @@ def _decode_many(kind: str, part: Any, known: set[str], depth: int) -> Any:
     return slice(*parts)
 
 
-def _layer(kind: Any, settings: Any) -> nn.Module:
-    """Build a layer without weights, if its settings have the types of its constructor."""
-    _check(isinstance(kind, str) and kind in KINDS, f"the layer {kind!r:.40}")
-    layer = KINDS[kind]
-    expected = constructor(layer)
-    hints = get_type_hints(layer.__init__)
-    arguments = {name: _decode(value, set()) for name, value in settings.items()}
-    wrong = []
-    for name, value in arguments.items():
-        if name not in expected or not _fits(value, hints.get(name)):
-            wrong.append(name)
-    _check(not wrong, f"the setting {', '.join(wrong[:3])} of a layer {kind}")
-    if "device" in inspect.signature(layer).parameters:
-        arguments["device"] = "meta"  # the weights come from the file
-    return layer(**arguments)
-
-
-def _fits(value: Any, hint: Any) -> bool:
-    """Return whether a value has an annotated type: numbers, text and sequences of numbers."""
-    if get_origin(hint) in (Union, types.UnionType):
-        return any(_fits(value, one) for one in get_args(hint))
-    if get_origin(hint) is Literal:
-        return value in get_args(hint)
-    if hint in (bool, type(None), str):
-        return type(value) is hint
-    if hint is float and type(value) is float:
-        return True
-    if hint in (int, float):
-        return type(value) is int and abs(value) < LARGEST
-    sequence = hint is torch.Size or get_origin(hint) in (list, tuple)
-    return sequence and isinstance(value, list | tuple) and all(_fits(part, int) for part in value)
-
-
 def _tensors_of(model: nn.Module) -> list[tuple[str, Tensor]]:
     return [
         *model.named_parameters(remove_duplicate=False),
@@ -237,6 +205,8 @@ def _put(model: nn.Module, path: str, tensor: Tensor, takes_gradients: bool | No
     holder = _container(model, parent)
     if takes_gradients is None:
         holder.register_buffer(last, tensor)
+    elif last in holder._parameters:  # recurrent layers keep a list of theirs
+        setattr(holder, last, nn.Parameter(tensor, bool(takes_gradients)))
     else:
         holder.register_parameter(last, nn.Parameter(tensor, bool(takes_gradients)))
 

@@ -43,6 +43,8 @@ def is_in_place(node: fx.Node, module: nn.Module | None) -> bool:
         return True
     if node.op == "call_module":
         return getattr(module, "inplace", False) is True
+    if node.target in (operator.and_, operator.or_):
+        return False
     name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
     return name.endswith("_") and not name.endswith("__")
 
