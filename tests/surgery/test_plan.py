@@ -114,9 +114,11 @@ def test_it_says_which_inputs_of_dropped_fields_are_read_past_the_gates():
 
 
 def test_it_names_what_cannot_be_cut_and_why():
-    _, plugin, _ = attached("dcn")
+    _, plugin, _ = attached("fibinet")
     notes = plugin.plan(plugin.select(share=0.6)).notes
-    assert "mul() in cross multiplies dropped fields with others: 8 constants fed (exact)." in notes
+    assert (
+        "mul() in FiBiNET multiplies dropped fields with others: 8 constants fed (exact)." in notes
+    )
     _, plugin, _ = attached("transformer")
     notes = plugin.plan(plugin.select(share=0.6)).notes
     assert notes == ("encoder (TransformerEncoder) needs all columns: 16 constants fed (exact).",)

@@ -11,6 +11,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from .._common.text import words
 from ..gates.leap import LeAP
 from ..sites.calls import Call
+from .rules.written import OF_SUMS
 from .trial.run import run
 
 _SIZES = words(
@@ -25,7 +26,7 @@ class Cut:
 
     Attributes:
         path: Its name in the model.
-        before: Its kind and sizes.
+        before: Its kind and sizes, or "new" for a product of weights with constants.
         after: The same of the pruned model, or "removed".
         parameters: How many parameters it has more than before; negative for fewer.
     """
@@ -37,7 +38,7 @@ class Cut:
 
 
 def cuts_of(model: nn.Module, gates: LeAP, trial: nn.Module) -> list[Cut]:
-    """Return every layer, and every parameter outside of layers, whose shape changed."""
+    """Return every layer, and every parameter outside of layers, whose shape changed or is new."""
     after = dict(trial.named_modules())
     found = []
     for path, module in model.named_modules():
@@ -45,15 +46,33 @@ def cuts_of(model: nn.Module, gates: LeAP, trial: nn.Module) -> list[Cut]:
         new = after.get(path)
         if module is gates or not shapes or (new is not None and _shapes(new) == shapes):
             continue
-        saved = count(module.parameters(recurse=False))
+        saved = count(_own(module))
         if new is None or not isinstance(new, type(module)):
             found.append(Cut(path, describe(module), "removed", -saved))
         elif _sizes(module):
-            left = count(new.parameters(recurse=False))
+            left = count(_own(new))
             found.append(Cut(path, describe(module), describe(new), left - saved))
         else:
             found += _cut_tensors(path, module, new)
-    return found
+    return found + _cut_weights_of_sums(model, trial)
+
+
+def _cut_weights_of_sums(model: nn.Module, trial: nn.Module) -> list[Cut]:
+    """Return the weights of sums that are new, cut or removed."""
+    before = {name: each for name, each in model.named_parameters() if OF_SUMS in name}
+    after = {name: each for name, each in trial.named_parameters() if OF_SUMS in name}
+    cuts = []
+    for name in {**before, **after}:
+        old = before.get(name)
+        new = after.get(name)
+        if old is None and new is not None:
+            cuts.append(Cut(name, "new", _parameter(new), new.numel()))
+        elif old is not None and new is None:
+            cuts.append(Cut(name, _parameter(old), "removed", -old.numel()))
+        elif old is not None and new is not None and old.shape != new.shape:
+            saved = new.numel() - old.numel()
+            cuts.append(Cut(name, _parameter(old), _parameter(new), saved))
+    return cuts
 
 
 def _cut_tensors(path: str, module: nn.Module, new: nn.Module) -> list[Cut]:
@@ -73,11 +92,21 @@ def _cut_tensors(path: str, module: nn.Module, new: nn.Module) -> list[Cut]:
     return cuts
 
 
+def _parameter(parameter: nn.Parameter) -> str:
+    return f"Parameter{tuple(parameter.shape)}"
+
+
+def _own(module: nn.Module) -> list[nn.Parameter]:
+    """Return the parameters of a module itself, but for weights of sums."""
+    named = module.named_parameters(recurse=False)
+    return [parameter for name, parameter in named if OF_SUMS not in name]
+
+
 def _shapes(module: nn.Module) -> dict[str, tuple[int, ...]]:
     """Return the shapes of a module's own parameters and buffers, but for those of surgery."""
     found = {}
     for name, tensor in {**module._parameters, **module._buffers}.items():
-        if tensor is not None and not name.startswith("pruned_"):
+        if tensor is not None and not name.startswith("pruned_") and OF_SUMS not in name:
             found[name] = tuple(tensor.shape)
     return found
 

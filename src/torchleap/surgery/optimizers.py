@@ -11,7 +11,7 @@ from torch.optim import LBFGS, Optimizer
 
 from .._common.errors import SurgeryError
 from ..distributed import ranks
-from .rules.written import Origin
+from .rules.written import OF_SUMS, Origin
 
 Parameters = dict[str, nn.Parameter]
 
@@ -99,7 +99,8 @@ def carried(optimizer: Optimizer, kept: Kept, *, with_state: bool = True) -> Opt
 
     It has the same class and settings, and its groups in the same places, so that schedulers fit;
     a group whose weights are all gone is empty. A bias that surgery made joins the group of its
-    layer's weight. Instead of a wrapper, such as Accelerate's, the optimizer in it is returned.
+    layer's weight, and so do weights for sums of features. Instead of a wrapper, such as
+    Accelerate's, the optimizer in it is returned.
 
     Args:
         optimizer: The optimizer of the model that was pruned; it is not changed.
@@ -146,8 +147,18 @@ def _kept_groups(optimizer: Optimizer, kept: Kept) -> list[dict[str, Any]]:
     groups = []
     for group in optimizer.param_groups:
         names = [kept.names[id(one)] for one in group["params"] if id(one) in kept.names]
-        biases = [name for name in kept.added if name.removesuffix("bias") + "weight" in names]
-        settings = {**group, "params": [kept.new[name] for name in (*names, *biases)]}
+        added = [name for name in kept.added if _weight_beside(name) in names]
+        settings = {**group, "params": [kept.new[name] for name in (*names, *added)]}
         settings.pop("param_names", None)
         groups.append(settings)
     return groups
+
+
+def _weight_beside(name: str) -> str:
+    """Return the weight whose group a parameter that surgery made joins.
+
+    >>> _weight_beside("deep.0.bias"), _weight_beside("deep.0.weight_of_sums")
+    ('deep.0.weight', 'deep.0.weight')
+    """
+    weight, of_sums, _ = name.rpartition(OF_SUMS)
+    return weight if of_sums else name.removesuffix("bias") + "weight"

@@ -59,6 +59,7 @@ from torch import Tensor, fx
 
 from ..trace.kinds import Kind
 from .facts import Facts, Form, View
+from .sums import Expression
 from .writer import Writer
 from .written import Written
 
@@ -91,6 +92,20 @@ class CutRule:
     def write(self, node: fx.Node, writer: Writer) -> Written:
         """Write the operation into the new graph, and cut its weights."""
         return Written(writer.copy(node, writer.complete))
+
+    def takes_sums(self, node: fx.Node, view: View, source: fx.Node) -> bool:
+        """Return whether elements of an input may be sums of features that are not computed."""
+        return False
+
+    def express(self, node: fx.Node, view: View, index: Tensor) -> Expression | None:
+        """Return elements as sums of features of earlier nodes; None if they are no such sums.
+
+        Args:
+            node: The node.
+            view: The view.
+            index: The elements, all computed ones, by their places in a flat row.
+        """
+        return None
 
 
 OPAQUE = CutRule()

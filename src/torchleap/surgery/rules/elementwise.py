@@ -9,11 +9,15 @@ from torch.nn import functional
 
 from .base import CutRule
 from .facts import Facts, Form, View, form_of
+from .sums import MOST_WEIGHTS, Expression, Sums, union
 from .writer import Writer
 from .written import Written
 
 # a pending scale and shift pass these
 CARRIERS: set[Any] = {functional.dropout, "contiguous", "clone"}
+ADDITIONS: set[Any] = {operator.add, torch.add, "add", operator.sub, torch.sub, "sub"}
+DIVISIONS: set[Any] = {operator.truediv, torch.div, "div", torch.divide, "divide"}
+NEGATIONS: set[Any] = {operator.neg, torch.neg, "neg"}
 PRODUCTS: set[Any] = {operator.mul, torch.mul, torch.multiply, "mul", "multiply"}
 
 
@@ -40,7 +44,72 @@ class Elementwise(CutRule):
                 zero = (fact.const & (fact.value == 0)).expand(shape)
                 const = const | zero
                 value = torch.where(zero, 0.0, value)
-        return Facts(const, value)
+        if view.reach is None or not view.keeps_precision(node):
+            return Facts(const, value)
+        return self._with_sums(node, view, const, value)
+
+    def _with_sums(self, node: fx.Node, view: View, const: Tensor, value: Tensor) -> Facts:
+        """Return the facts, with the sums among the elements that are not constant."""
+        sources = view.row_sources(node)
+        if len(sources) == 2 and node.target in PRODUCTS:
+            return _product(sources, view, Facts(const, value))
+        is_sum = len(sources) == 2 and node.target in ADDITIONS and not node.kwargs
+        if not is_sum and not self._is_affine(node, view):
+            return Facts(const, value)
+        known = torch.ones_like(const)
+        for source in sources:
+            known = known & view.facts[source].known
+        mask = known & ~const
+        if not bool(mask.any()):
+            return Facts(const, value)
+        parts = []
+        matrices = []
+        for source in sources:
+            sums = view.facts[source].sums
+            if sums is not None:
+                slope = self._slope(node, view, source).expand(const.shape)
+                rows = torch.where(sums.mask[..., None], sums.matrix, 0.0)
+                parts.append(sums.features)
+                matrices.append(rows * slope[..., None])
+        features, wide = union(parts, matrices)
+        if not wide:
+            return Facts(const, value)
+        return Facts(const, value, Sums(mask, features, torch.stack(wide).sum(0)))
+
+    def _is_affine(self, node: fx.Node, view: View) -> bool:
+        """Return whether an operation on one input with rows is scale * x + shift."""
+        if len(view.row_sources(node)) != 1 or not view.keeps_precision(node):
+            return False
+        if node.target in CARRIERS or view.is_carrier(node):
+            return True
+        if node.target in DIVISIONS:
+            return view.is_rows(node.args[0])
+        return node.target in PRODUCTS | ADDITIONS | NEGATIONS
+
+    def _slope(self, node: fx.Node, view: View, source: fx.Node) -> Tensor:
+        """Return the factor of one input of an affine operation or a sum, for each element."""
+        arrays = {each: torch.zeros(view.trace.shape(each)) for each in view.row_sources(node)}
+        arrays = {each: array.double() for each, array in arrays.items()}
+        at_zero = view.evaluate(node, arrays).double()
+        return view.evaluate(node, arrays | {source: arrays[source] + 1.0}).double() - at_zero
+
+    def takes_sums(self, node: fx.Node, view: View, source: fx.Node) -> bool:
+        """Return whether no element that is computed needs one of the sums."""
+        facts = view.facts[node]
+        sums = view.facts[source].sums
+        return sums is None or not bool((sums.mask & ~facts.known).any())
+
+    def express(self, node: fx.Node, view: View, index: Tensor) -> Expression | None:
+        if not self._is_affine(node, view):
+            return None
+        (source,) = view.row_sources(node)
+        shape = view.trace.shape(source)
+        if shape != view.trace.shape(node):
+            return None
+        zeros = torch.zeros(shape, dtype=torch.float64)
+        at_zero = view.evaluate(node, {source: zeros}).flatten()[index]
+        found = view.express(source, index).scaled(self._slope(node, view, source).flatten()[index])
+        return Expression(found.features, found.matrix, found.offset + at_zero)
 
     def request(self, node: fx.Node, view: View) -> None:
         live = view.live(node)
@@ -55,7 +124,7 @@ class Elementwise(CutRule):
         every = view.row_sources(node)
         sources = [source for source in every if writer.is_written(source)]
         form = self._form(node, writer, sources)
-        if len(every) == 1 and (node.target in CARRIERS or view.is_carrier(node)):
+        if len(every) == len(sources) == 1 and (node.target in CARRIERS or view.is_carrier(node)):
             return writer.carry(node, {sources[0]: writer.as_form(sources[0], form)}, form)
         rank = view.trace.values[node].dim()
         new = writer.copy(
@@ -70,6 +139,8 @@ class Elementwise(CutRule):
         view = writer.view
         shape = view.trace.shape(node)
         live = view.live(node)
+        if not sources:
+            return form_of(live)
         form = writer.written[sources[0]].form
         for source in sources:
             if writer.written[source].form != form or view.trace.shape(source) != shape:
@@ -77,6 +148,44 @@ class Elementwise(CutRule):
         if form is not None and bool((live & ~form.mask(shape)).any()):
             return form_of(live)
         return form
+
+
+def _product(sources: list[fx.Node], view: View, facts: Facts) -> Facts:
+    """Return the facts of a product, in which a constant makes an element linear in the other."""
+    shape = facts.const.shape
+    value = facts.value.clone()
+    places = []
+    found = []
+    for source, other in (sources, sources[::-1]):
+        fact = view.facts[source]
+        factor = torch.where(fact.const, fact.value, 0.0).expand(shape).flatten()
+        mask = fact.const.expand(shape) & ~facts.const
+        index = mask.flatten().nonzero().flatten()
+        if not len(index):
+            continue
+        numbers = torch.arange(view.facts[other].const.numel())
+        numbers = numbers.reshape(view.trace.shape(other)).expand(shape).flatten()[index]
+        distinct, again = torch.unique(numbers, return_inverse=True)
+        expression = view.express(other, distinct)
+        rows = Expression(
+            expression.features, expression.matrix[again], expression.offset[again]
+        ).scaled(factor[index])
+        places.append(index)
+        found.append(rows)
+    if not found:
+        return facts
+    features, wide = union([rows.features for rows in found], [rows.matrix for rows in found])
+    if not wide or facts.const.numel() * len(features) > MOST_WEIGHTS:
+        return facts
+    matrix = torch.zeros(facts.const.numel(), len(features), dtype=torch.float64)
+    mask = torch.zeros(facts.const.numel(), dtype=torch.bool)
+    for index, rows, part in zip(places, found, wide, strict=True):
+        matrix[index] = part
+        mask[index] = True
+        value.view(-1)[index] = rows.offset
+    return Facts(
+        facts.const, value, Sums(mask.reshape(shape), features, matrix.reshape(*shape, -1))
+    )
 
 
 def _is_aligned(parameter: Tensor, rank: int) -> bool:

@@ -17,6 +17,7 @@ from ..._common.errors import SurgeryError
 from ..._common.text import first_line
 from ..trace.graph import Trace
 from ..trace.proxies import SPLITS, split_dim
+from .sums import MOST_WEIGHTS, Elements, Expression, Features, Sums, union
 
 
 class UnsupportedError(SurgeryError):
@@ -29,13 +30,21 @@ class Facts:
 
     Attributes:
         const: Which elements are the same in every row, of bool.
-        value: Their values, of float64; other elements hold any number.
+        value: Their values, of float64; for elements that are sums of features the summand; other
+            elements hold any number.
+        sums: Elements that are sums of few features, which are computed instead of them.
 
-    **Shape**: both have the shape of one row, that is of the node without its batch dimension.
+    **Shape**: all have the shape of one row, that is of the node without its batch dimension.
     """
 
     const: Tensor
     value: Tensor
+    sums: Sums | None = None
+
+    @property
+    def known(self) -> Tensor:
+        """Return which elements need not be computed by themselves: constants and sums."""
+        return self.const if self.sums is None else self.const | self.sums.mask
 
     @classmethod
     def none(cls, shape: tuple[int, ...]) -> "Facts":
@@ -100,6 +109,11 @@ class View:
         requested: The elements of each node that are requested, as a mask over one row; True for
             a node without rows.
         uses: How often the graph uses each parameter and buffer, by its id.
+        reach: How far products with constants are expressed as sums: a linear layer whose outputs
+            they read is replaced by its inputs if these are at most `reach` times as many; None
+            is not at all.
+        features: The features of all sums.
+        rules: The rule of each node with rows.
     """
 
     trace: Trace
@@ -108,6 +122,9 @@ class View:
     facts: dict[fx.Node, Facts] = field(default_factory=dict)
     requested: dict[fx.Node, Any] = field(default_factory=dict)
     uses: Mapping[int, int] = field(default_factory=dict)
+    reach: float | None = None
+    features: Features = field(default_factory=Features)
+    rules: dict[fx.Node, Any] = field(default_factory=dict)
 
     def is_rows(self, node: Any) -> bool:
         """Return whether it is a node with the batch as its first dimension."""
@@ -131,14 +148,72 @@ class View:
             mask = torch.ones(self.trace.shape(node), dtype=torch.bool)
         before = self.requested.get(node)
         self.requested[node] = mask if before is None else mask | before
+        sums = self.facts[node].sums
+        if sums is not None:
+            for elements, index in self.features.groups(sums.read(mask)):
+                elements.request(self, index)
 
     def live(self, node: fx.Node) -> Tensor:
-        """Return the elements of a row that must be computed: requested and not constant."""
+        """Return the elements of a row that must be computed: requested and not known.
+
+        Sums of features are computed too where the other elements alone would have no form.
+        """
         mask = self.requested.get(node)
         if mask is None:
             return torch.zeros(self.trace.shape(node), dtype=torch.bool)
-        live: Tensor = mask & ~self.facts[node].const
+        facts = self.facts[node]
+        requested: Tensor = mask & ~facts.const
+        live: Tensor = mask & ~facts.known
+        if facts.sums is not None and form_of(live) is None and bool(live.any()):
+            return requested
         return live
+
+    def express(self, node: fx.Node, index: Tensor) -> Expression:
+        """Return elements of a node, by their places in a flat row, as sums of features."""
+        facts = self.facts[node]
+        parts = [torch.zeros(0, dtype=torch.long)]
+        matrices = [torch.zeros(len(index), 0, dtype=torch.float64)]
+        offset = facts.value.flatten()[index]
+        if facts.sums is not None:
+            is_sum = facts.sums.mask.flatten()[index]
+            rows = facts.sums.matrix.flatten(0, -2)[index] * is_sum[:, None]
+            parts.append(facts.sums.features)
+            matrices.append(rows)
+        computed = ~facts.known.flatten()[index]
+        if bool(computed.any()):
+            found = self._expressed(node, index[computed])
+            rows = torch.zeros(len(index), len(found.features), dtype=torch.float64)
+            rows[computed] = found.matrix
+            offset = offset.clone()
+            offset[computed] = found.offset
+            parts.append(found.features)
+            matrices.append(rows)
+        features, wide = union(parts, matrices)
+        if not wide:
+            raise UnsupportedError(f"{node} would need more than {MOST_WEIGHTS:,} weights")
+        return Expression(features, torch.stack(wide).sum(0), offset)
+
+    def keeps_precision(self, node: fx.Node) -> bool:
+        """Return whether a node and its inputs with rows are floats of the same precision."""
+        precision = self.trace.values[node].dtype
+        sources = self.row_sources(node)
+        same = all(self.trace.values[source].dtype == precision for source in sources)
+        return same and precision.is_floating_point
+
+    def _expressed(self, node: fx.Node, index: Tensor) -> Expression:
+        """Return elements that are computed by what the node is made of, or else by themselves."""
+        if node in self.rules and self.keeps_precision(node):
+            found: Expression | None = self.rules[node].express(node, self, index)
+            if found is not None:
+                return found
+        value = self.trace.values[node]
+        if node in self.trace.varying or not value.is_floating_point():
+            raise UnsupportedError(f"{node} has no fixed number of features")
+        numbers = self.features.of(Elements(node, self), index)
+        features, places = torch.unique(numbers, return_inverse=True)
+        matrix = torch.zeros(len(index), len(features), dtype=torch.float64)
+        matrix[torch.arange(len(index)), places] = 1.0
+        return Expression(features, matrix, torch.zeros(len(index), dtype=torch.float64))
 
     def is_live(self, node: fx.Node) -> bool:
         """Return whether anything of a node must be computed."""

@@ -7,6 +7,7 @@ from torch import Tensor, fx
 
 from .base import CutRule
 from .facts import Facts, Form, View, form_of
+from .sums import MOST_WEIGHTS, Expression, Sums, union
 from .writer import Writer
 from .written import Written
 
@@ -21,7 +22,53 @@ class Layout(CutRule):
         facts = {source: view.facts[source] for source in view.row_sources(node)}
         const = view.evaluate(node, {source: fact.const for source, fact in facts.items()})
         value = view.evaluate(node, {source: fact.value for source, fact in facts.items()})
-        return Facts(const.bool(), value.double())
+        return Facts(const.bool(), value.double(), self._sums(node, view))
+
+    def _sums(self, node: fx.Node, view: View) -> Sums | None:
+        """Return the sums of the inputs at the places where they arrive."""
+        sources = view.row_sources(node)
+        held = {source: view.facts[source].sums for source in sources}
+        found = {source: sums for source, sums in held.items() if sums is not None}
+        if not found or not view.keeps_precision(node):
+            return None
+        features, wide = union(
+            [sums.features for sums in found.values()], [sums.matrix for sums in found.values()]
+        )
+        shape = view.trace.shape(node)
+        if not wide or torch.Size(shape).numel() * len(features) > MOST_WEIGHTS:
+            return None
+        numbered, count = self._numbered(node, view)
+        mask = torch.zeros(count, dtype=torch.bool)
+        matrix = torch.zeros(count, len(features), dtype=torch.float64)
+        for (source, sums), rows in zip(found.items(), wide, strict=True):
+            numbers = numbered[source].flatten()
+            mask[numbers] = sums.mask.flatten()
+            matrix[numbers] = rows.reshape(-1, len(features))
+        arrived = view.evaluate(node, numbered)
+        return Sums(mask[arrived], features, matrix[arrived])
+
+    def takes_sums(self, node: fx.Node, view: View, source: fx.Node) -> bool:
+        return view.facts[node].sums is not None
+
+    def express(self, node: fx.Node, view: View, index: Tensor) -> Expression | None:
+        numbered, _ = self._numbered(node, view)
+        arrived = view.evaluate(node, numbered).flatten()[index]
+        parts = []
+        matrices = []
+        offset = torch.zeros(len(index), dtype=torch.float64)
+        for source, numbers in numbered.items():
+            start = int(numbers.flatten()[0]) if numbers.numel() else 0
+            own = (arrived >= start) & (arrived < start + numbers.numel())
+            if not bool(own.any()):
+                continue
+            found = view.express(source, arrived[own] - start)
+            rows = torch.zeros(len(index), len(found.features), dtype=torch.float64)
+            rows[own] = found.matrix
+            offset[own] = found.offset
+            parts.append(found.features)
+            matrices.append(rows)
+        features, wide = union(parts, matrices)
+        return Expression(features, torch.stack(wide).sum(0), offset) if wide else None
 
     def request(self, node: fx.Node, view: View) -> None:
         numbered, count = self._numbered(node, view)
@@ -52,7 +99,7 @@ class Layout(CutRule):
     def write(self, node: fx.Node, writer: Writer) -> Written:
         view = writer.view
         (source,) = view.row_sources(node)
-        held = writer.written[source]
+        held = writer.written.get(source) or writer.as_form(source, None)
         if held.form is None:
             return self.write_complete(node, writer, source, held)
         mask = held.form.mask(view.trace.shape(source))

@@ -1,5 +1,6 @@
 """The rule for nn.Linear and products with a matrix."""
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -8,6 +9,7 @@ from torch.nn import functional
 
 from .base import LayerRule, double, kept_index, spread
 from .facts import Facts, Form, View, form_of
+from .sums import Expression, Sums
 from .writer import Writer
 from .written import Written
 
@@ -65,7 +67,53 @@ class Linear(LayerRule):
     def facts(self, node: fx.Node, view: View) -> Facts:
         facts = view.facts[view.row_sources(node)[0]]
         value = facts.value @ self._weight(node, view).matrix + self._bias(node, view)
-        return Facts(facts.const.all(-1, keepdim=True).expand(value.shape), value)
+        const = facts.const.all(-1, keepdim=True).expand(value.shape)
+        return Facts(const, value, self._sums(node, view, facts, const))
+
+    def _sums(self, node: fx.Node, view: View, facts: Facts, const: Tensor) -> Sums | None:
+        """Return the sums: tokens that are made of constants and sums alone."""
+        tokens = facts.known.all(-1)
+        mask = tokens[..., None].expand(const.shape) & ~const
+        if facts.sums is None or not bool(mask.any()):
+            return None
+        rows = torch.where((facts.sums.mask & tokens[..., None])[..., None], facts.sums.matrix, 0.0)
+        matrix = torch.einsum("...dk,do->...ok", rows, self._weight(node, view).matrix)
+        return Sums(mask, facts.sums.features, matrix)
+
+    def takes_sums(self, node: fx.Node, view: View, source: fx.Node) -> bool:
+        """Return whether the layer becomes smaller by reading features in place of sums."""
+        facts = view.facts[source]
+        if facts.sums is None:
+            return True
+        tokens = facts.known.all(-1)[..., None]
+        if bool((facts.sums.mask & tokens).any()) and view.facts[node].sums is None:
+            return False  # what is made of sums alone is computed itself
+        mixed = facts.sums.mask & ~tokens
+        if not bool(mixed.any()):
+            return True
+        if mixed.dim() > 1 or self.stays(node, view):
+            return False
+        return view.reach == math.inf or len(facts.sums.read(mixed)) <= int(mixed.sum())
+
+    def express(self, node: fx.Node, view: View, index: Tensor) -> Expression | None:
+        """Return outputs as sums of what the layer reads, unless these are too many features."""
+        (source, *_) = view.row_sources(node)
+        matrix = self._weight(node, view).matrix
+        width, outputs = matrix.shape
+        tokens, again = torch.unique(index // outputs, return_inverse=True)
+        places = tokens[:, None] * width + torch.arange(width)
+        found = view.express(source, places.flatten())
+        if view.reach is None or found.used() > view.reach * len(index):
+            return None
+        weight = matrix[:, index % outputs].T  # (n, inputs)
+        rows = found.matrix.reshape(len(tokens), width, -1)
+        offset = found.offset.reshape(len(tokens), width)[again]
+        bias = self._bias(node, view).expand(outputs)[index % outputs]
+        combined = torch.zeros(len(index), rows.shape[-1], dtype=torch.float64)
+        for token in range(len(tokens)):
+            own = again == token
+            combined[own] = weight[own] @ rows[token]
+        return Expression(found.features, combined, (weight * offset).sum(1) + bias)
 
     def _bias(self, node: fx.Node, view: View) -> Tensor:
         """Return the bias, or 0."""
@@ -89,7 +137,7 @@ class Linear(LayerRule):
     def write(self, node: fx.Node, writer: Writer) -> Written:
         view = writer.view
         source = view.row_sources(node)[0]
-        held = writer.written[source]
+        held = writer.written.get(source) or writer.as_form(source, None)
         facts = view.facts[source]
         live = view.live(node)
         last = len(view.trace.shape(source))
@@ -97,7 +145,7 @@ class Linear(LayerRule):
             return Written(writer.copy(node, lambda _: writer.plain(source).node), held.form)
         if self.stays(node, view):
             return Written(writer.copy(node, writer.complete))
-        varying = form_of(~facts.const)
+        varying = form_of(~facts.known)
         if held.form is None and varying is not None and varying.axis == last:
             held = writer.as_form(source, varying)
         if held.scale is not None and held.scale.dim() > 1:  # it differs between tokens
@@ -110,7 +158,19 @@ class Linear(LayerRule):
         form = None
         if len(outputs) < live.shape[-1]:
             form = Form(last, tuple(outputs.tolist()))
-        return Written(self._write(node, writer, held, columns, outputs, added), form)
+        new = self._write(node, writer, held, columns, outputs, added)
+        if facts.sums is not None:
+            rest = facts.sums.mask.clone()
+            rest[..., columns] = False
+            rows = torch.where(rest[..., None], facts.sums.matrix, 0.0)
+            if bool(rows.any()):
+                weights = torch.einsum(
+                    "...dk,do->...ok", rows, self._weight(node, view).matrix[:, outputs]
+                )
+                beside = self._weight(node, view).path
+                total = writer.sum_of(facts.sums.features, weights, node, beside=beside)
+                new = writer.graph.call_function(torch.add, (new, total))
+        return Written(new, form)
 
     def _contribution(
         self, node: fx.Node, view: View, held: Written, facts: Facts, columns: Tensor

@@ -5,9 +5,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
+from torch.nn import functional
 
 from .facts import Form, View
-from .written import Origin, Written
+from .written import OF_SUMS, Origin, Written
 
 
 class Writer:
@@ -21,6 +22,7 @@ class Writer:
         others: The new node of each old node without rows.
         placeholders: The new node of each argument.
         buffers: New buffers of the model, by name.
+        weights: New parameters of the model, by name: weights of a layer times those of sums.
         origins: Parameters and buffers that are cut, by name.
         parameters: New values of parameters and buffers, by name; they may be new ones, and come
             before the origin of the same name.
@@ -39,6 +41,7 @@ class Writer:
         self.others: dict[fx.Node, Any] = {}
         self.placeholders: dict[fx.Node, fx.Node] = {}
         self.buffers: dict[str, Tensor] = {}
+        self.weights: dict[str, Tensor] = {}
         self.origins: dict[str, Origin] = {}
         self.parameters: dict[str, Tensor] = {}
         self.attributes: dict[str, dict[str, Any]] = {}
@@ -50,6 +53,7 @@ class Writer:
         self._complete: dict[fx.Node, Written] = {}
         self._plain: dict[tuple[fx.Node, fx.Node], Written] = {}
         self._splits: dict[tuple[fx.Node, fx.Node], fx.Node] = {}
+        self._gathered: dict[tuple[int, ...], fx.Node] = {}
         self._batch: fx.Node | None = None
 
     # Reading nodes that are written already
@@ -93,11 +97,65 @@ class Writer:
 
     def _constant_rows(self, source: fx.Node, form: Form | None) -> Written:
         """Return a node that is not computed: its constants in every row."""
-        value = self.view.facts[source].value
-        part = value if form is None else form.take(value)
-        rows = self._expanded(self.buffer(part[None], source), value.dim())
+        rows = self._rest(source, form)
         self._note(source)
         return Written(rows, form)
+
+    def _rest(self, source: fx.Node, form: Form | None) -> fx.Node:
+        """Return a part of a node that is not computed: its constants and sums in every row."""
+        facts = self.view.facts[source]
+        part = facts.value if form is None else form.take(facts.value)
+        if facts.sums is not None:
+            wanted = self.view.requested[source] & facts.sums.mask
+            matrix = torch.where(wanted[..., None], facts.sums.matrix, 0.0)
+            if form is not None:
+                matrix = form.take(matrix)
+            if bool(matrix.any()):
+                return self.sum_of(facts.sums.features, matrix, source, offset=part)
+        return self._expanded(self.buffer(part[None], source), part.dim())
+
+    def sum_of(
+        self,
+        features: Tensor,
+        matrix: Tensor,
+        like: fx.Node,
+        *,
+        offset: Tensor | None = None,
+        beside: str | None = None,
+    ) -> fx.Node:
+        """Return a new node with weighted sums of features.
+
+        Args:
+            features: The numbers of the features, (K,).
+            matrix: The weights, of the shape of a row and then K.
+            like: An old node, in whose precision the sums are computed.
+            offset: What is added, of the shape of a row; None is 0.
+            beside: The name of a parameter, if the weights are to be one beside it.
+        """
+        shape = matrix.shape[:-1]
+        flat = matrix.reshape(-1, matrix.shape[-1])
+        used = (flat != 0).any(0)
+        flat = flat[:, used]
+        weight = self.buffer(flat, like) if beside is None else self._weight(flat, like, beside)
+        arguments: tuple[Any, ...] = (self._features(features[used]), weight)
+        if offset is not None and bool(offset.any()):
+            arguments += (self.buffer(offset.reshape(-1), like),)
+        total = self.graph.call_function(functional.linear, arguments)
+        if len(shape) == 1:
+            return total
+        return self.graph.call_method("reshape", (total, -1, *shape))
+
+    def _features(self, numbers: Tensor) -> fx.Node:
+        """Return a new node with these features, (B, K)."""
+        key = tuple(numbers.tolist())
+        if key not in self._gathered:
+            groups = self.view.features.groups(numbers)
+            parts = [elements.write(self, index) for elements, index in groups]
+            found = parts[0]
+            if len(parts) > 1:
+                found = self.graph.call_function(torch.cat, (parts, 1))
+            self._gathered[key] = found
+        return self._gathered[key]
 
     def _expanded(self, row: fx.Node, rank: int) -> fx.Node:
         return self.graph.call_method("expand", (row, self.batch(), *[-1] * rank))
@@ -108,6 +166,8 @@ class Writer:
             form = None  # it is broadcast along the axis
         if source in self.written:
             return self.plain_part(source, form).node
+        if self.view.facts[source].sums is not None:
+            return self._rest(source, form)
         value = self.view.facts[source].value
         part = value if form is None else form.take(value)
         return self.buffer(part[None], source)
@@ -235,6 +295,16 @@ class Writer:
         value = self.view.trace.values[like]
         return self.register("constant", array.to(value.device, value.dtype))
 
+    def _weight(self, array: Tensor, like: fx.Node, beside: str) -> fx.Node:
+        """Return a new parameter beside another one, in the precision of an old node."""
+        value = self.view.trace.values[like]
+        taken = {name for name, _ in self.view.trace.model.named_parameters()} | {*self.weights}
+        name = f"{beside}{OF_SUMS}"
+        while name in taken:
+            name += "_"
+        self.weights[name] = array.to(value.device, value.dtype).contiguous()
+        return self.graph.get_attr(name)
+
     def register(self, hint: str, tensor: Tensor) -> fx.Node:
         """Return a node that reads a new buffer of the model; equal tensors share a buffer."""
         for name, known in self.buffers.items():
@@ -245,7 +315,7 @@ class Writer:
         return self.graph.get_attr(name)
 
     def _free_name(self, hint: str) -> str:
-        """Return a name for a buffer that no earlier pruning of the model has taken."""
+        """Return a name for a tensor that no earlier pruning of the model has taken."""
         number = len(self.buffers)
         name = f"pruned_{hint}_{number}"
         while name in self.buffers or hasattr(self.view.trace.model, name):
@@ -295,8 +365,7 @@ class Writer:
             axis = held.form.axis
             shape = self.view.trace.shape(source)
             absent = sorted({*range(shape[axis - 1])} - {*held.form.index})
-            constants = Form(axis, tuple(absent)).take(self.view.facts[source].value)
-            rest = self._expanded(self.buffer(constants[None], source), len(shape))
+            rest = self._rest(source, Form(axis, tuple(absent)))
             joined = self.graph.call_function(torch.cat, ([held.node, rest], axis))
             order = torch.tensor([*held.form.index, *absent]).argsort().tolist()
             if order != sorted(order):

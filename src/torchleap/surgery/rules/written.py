@@ -3,9 +3,12 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor, fx
 
 from .facts import Form
+
+OF_SUMS = "_of_sums"  # behind the name of a weight: the new one by which its layer reads features
 
 
 @dataclass(frozen=True)
@@ -48,6 +51,11 @@ class Origin:
             if index is not None:
                 old = old.index_select(dim, index.to(old.device))
         return old
+
+    def numel(self, old: Tensor) -> int:
+        """Return the number of elements of the new parameter."""
+        kept = zip(old.shape, self.index, strict=True)
+        return torch.Size(size if index is None else len(index) for size, index in kept).numel()
 
     def cut(self, old: Tensor) -> Tensor:
         """Return the new parameter from the old one, with memory of its own."""

@@ -28,6 +28,7 @@ class Edits:
         parameters: New values of parameters and buffers, by name, where a cut alone does not give
             them; a name that the model does not have is a new bias.
         buffers: Further buffers that the graph reads, by name.
+        weights: Further parameters that the graph reads, by name.
         attributes: New attributes of layers, such as in_features, by the layer's name.
         collections: The tables that are left in a collection of tables, by its name.
         layers: The names of layers that nothing calls any more.
@@ -38,6 +39,7 @@ class Edits:
     origins: dict[str, Origin] = field(default_factory=dict)
     parameters: dict[str, Tensor] = field(default_factory=dict)
     buffers: dict[str, Tensor] = field(default_factory=dict)
+    weights: dict[str, Tensor] = field(default_factory=dict)
     attributes: dict[str, dict[str, Any]] = field(default_factory=dict)
     collections: dict[str, list[Any]] = field(default_factory=dict)
     layers: tuple[str, ...] = ()
@@ -69,7 +71,7 @@ def build(model: nn.Module, edits: Edits, *, shared: bool = False) -> nn.Module:
         old = find(model, path)
         if old is not None:
             memo[id(old)] = _like(old, tensor, old.requires_grad)
-    for old in _removed_tensors(model, edits):
+    for old in removed_tensors(model, edits):
         memo[id(old)] = _like(old, old.new_empty(0), False)
     small = without_gates(model, memo)
     _remove(small, edits)
@@ -85,6 +87,10 @@ def build(model: nn.Module, edits: Edits, *, shared: bool = False) -> nn.Module:
             setattr(small.get_submodule(path), name, value)
     for name, tensor in edits.buffers.items():
         small.register_buffer(name, tensor if shared else tensor.clone())
+    for path, tensor in edits.weights.items():
+        parent, _, name = path.rpartition(".")
+        weight = nn.Parameter(tensor if shared else tensor.clone())
+        small.get_submodule(parent).register_parameter(name, weight)
     return small
 
 
@@ -113,7 +119,7 @@ def without_gates(model: nn.Module, memo: dict[int, Any]) -> nn.Module:
     return small
 
 
-def _removed_tensors(model: nn.Module, edits: Edits) -> list[Tensor]:
+def removed_tensors(model: nn.Module, edits: Edits) -> list[Tensor]:
     """Return the parameters and buffers that only removed layers hold."""
     paths = (*edits.layers, *_tables_of_collections(model, edits))
     layers = {id(model.get_submodule(path)) for path in paths}

@@ -1,21 +1,24 @@
 """Rewrite a trace: spread the constants, request what is still needed, write that."""
 
+import math
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import fx, nn
 
 from ..._common.strict import raise_mistake
 from ...gates.leap import LeAP
 from ..rules.base import OPAQUE, CutRule
-from ..rules.facts import Facts, UnsupportedError, View
+from ..rules.facts import Facts, UnsupportedError, View, form_of
 from ..rules.registry import rule_for
 from ..rules.writer import Writer
 from ..trace.graph import Trace
 from ..trace.tracer import Affine
 from ..trial.run import in_eval
-from .build import Edits, find
+from .build import Edits, find, removed_tensors
 from .checks import add_checks, check_modules_aside
+
+REACHES = (None, 1.0, math.inf)  # ways to write products with constants that are tried
 
 
 @dataclass(frozen=True)
@@ -42,20 +45,81 @@ def rewrite(trace: Trace, affine: Affine) -> Rewrite:
         trace: The trace of the model.
         affine: Scale and shift of each column by the gates; the scale is 0 where it is dropped.
     """
+    ways = [_rewrite(trace, affine, reach) for reach in REACHES]
+    found = min((way for way in ways if way is not None), key=_size)
+    check_modules_aside(trace, found.writer.graph)
+    return found
+
+
+def _rewrite(trace: Trace, affine: Affine, reach: float | None) -> Rewrite | None:
+    """Write the graph with products with constants as sums that reach so far; see `View.reach`.
+
+    None if there are no such products.
+    """
     scale, shift = (array.cpu().double() for array in affine)
-    view = View(trace, scale, shift, uses=_uses(trace.graph, trace.model))
+    uses = _uses(trace.graph, trace.model)
+    plain: set[fx.Node] = set()
     with in_eval(trace.model):
-        rules = _spread(view)
+        while True:
+            view = View(trace, scale, shift, uses=uses, reach=reach)
+            rules = _spread(view, plain)
+            refused = _refused_sums(view, rules)
+            if not refused:
+                break
+            plain |= refused
+        if reach is not None and not any(facts.sums for facts in view.facts.values()):
+            return None
         _request(view, rules)
         writer = _write(view, rules)
-    edits = _edits(trace, writer)
-    check_modules_aside(trace, writer.graph)
-    return Rewrite(view, rules, writer, edits)
+    return Rewrite(view, rules, writer, _edits(trace, writer))
 
 
-def _spread(view: View) -> dict[fx.Node, CutRule]:
-    """Choose the rule of each node, and find its constants, from the gates to the output."""
-    rules: dict[fx.Node, CutRule] = {}
+def _size(rewritten: Rewrite) -> int:
+    """Return the number of parameters and other numbers that the new model will have."""
+    model = rewritten.view.trace.model
+    edits = rewritten.edits
+    held = {id(tensor): tensor.numel() for tensor in (*model.parameters(), *model.buffers())}
+    for tensor in removed_tensors(model, edits):
+        held.pop(id(tensor), None)
+    for path, origin in edits.origins.items():
+        old = find(model, path)
+        if old is not None and id(old) in held:
+            held[id(old)] = origin.numel(old)
+    for path, tensor in edits.parameters.items():
+        if path not in edits.origins and find(model, path) is None:
+            held[id(tensor)] = tensor.numel()
+    added = (*edits.weights.values(), *edits.buffers.values())
+    return sum(held.values()) + sum(tensor.numel() for tensor in added)
+
+
+def _refused_sums(view: View, rules: dict[fx.Node, CutRule]) -> set[fx.Node]:
+    """Return the nodes with sums of features that some reader needs as they are."""
+    refused = set()
+    for node in view.trace.graph.nodes:
+        for source in node.all_input_nodes:
+            has_sums = view.is_rows(source) and view.facts[source].sums is not None
+            if has_sums and not _takes_sums(node, view, rules, source):
+                refused.add(source)
+    return refused
+
+
+def _takes_sums(node: fx.Node, view: View, rules: dict[fx.Node, CutRule], source: fx.Node) -> bool:
+    if node in rules:
+        return rules[node].takes_sums(node, view, source)
+    return all(  # a split, whose parts have rows
+        part in rules and view.split_of(part) is node and rules[part].takes_sums(part, view, source)
+        for part in node.users
+    )
+
+
+def _spread(view: View, plain: set[fx.Node]) -> dict[fx.Node, CutRule]:
+    """Choose the rule of each node, and find its constants, from the gates to the output.
+
+    Args:
+        view: The view.
+        plain: Nodes that are computed element by element, and not as sums of features.
+    """
+    rules = view.rules
     for node in view.trace.graph.nodes:
         if not view.is_rows(node):
             continue
@@ -67,6 +131,8 @@ def _spread(view: View) -> dict[fx.Node, CutRule]:
                 raise_mistake(error)
             rules[node] = OPAQUE
             view.facts[node] = Facts.none(view.trace.shape(node))
+        if node in plain:
+            view.facts[node] = replace(view.facts[node], sums=None)
     return rules
 
 
@@ -97,11 +163,25 @@ def _write(view: View, rules: dict[fx.Node, CutRule]) -> Writer:
         elif view.is_live(node):
             if view.is_rows(node):
                 writer.written[node] = rules[node].write(node, writer)
+                _leave_out_sums(node, writer)
             elif node.op != "placeholder" and view.trace.kinds[node] != "batch":
                 writer.others[node] = writer.copy(node, writer.complete)
     _remove_unread(writer.graph)
     add_checks(writer)
     return writer
+
+
+def _leave_out_sums(node: fx.Node, writer: Writer) -> None:
+    """Leave the sums of features out of a new node that holds more than the live elements."""
+    view = writer.view
+    sums = view.facts[node].sums
+    live = view.live(node)
+    form = form_of(live)
+    if sums is None or form is None or bool((live & sums.mask).any()):
+        return
+    held = writer.written[node].form
+    if held is None or bool((held.mask(view.trace.shape(node)) & sums.mask).any()):
+        writer.written[node] = writer.as_form(node, form)
 
 
 def _write_output(node: fx.Node, writer: Writer) -> None:
@@ -149,6 +229,7 @@ def _edits(trace: Trace, writer: Writer) -> Edits:
         origins=writer.origins,
         parameters=writer.parameters,
         buffers={name: tensor for name, tensor in buffers.items() if name in read},
+        weights={name: tensor for name, tensor in writer.weights.items() if name in read},
         attributes=writer.attributes,
         collections=writer.collections,
         layers=tuple(sorted(layers)),
