@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from .plugin import Plugin, attach, attached
     from .report import Report
     from .selection import Rule, Selection
+    from .sites.notation import Place
     from .surgery import Plan
     from .surgery.plan import plan_of
     from .training import fit as train
@@ -65,6 +66,7 @@ _NAMES = {
     "LearnGates": "training.stream",
     "Metric": "objectives",
     "Objective": "objectives",
+    "Place": "sites.notation",
     "Plan": "surgery",
     "Plugin": "plugin",
     "PriceWindow": "gates.price_window",
@@ -119,6 +121,7 @@ __all__ = [
     "Metric",
     "MetricError",
     "Objective",
+    "Place",
     "Plan",
     "Plugin",
     "PriceWindow",

@@ -28,18 +28,21 @@ from .gates.trainer import GateTrainer
 from .selection import Path, Rule, Selection, select
 from .sites.calls import Call, as_call, few_rows, on_device
 from .sites.model import ModelHooks, hooks_of, sites_of
+from .sites.notation import Place, Side, read_notation
 from .sites.placement import put_into, take_out_of
-from .sites.site import Side, Site
+from .sites.site import Site
 from .surgery import Fill, Plan, make_plan
 from .surgery.trial.deadline import PLAN_SECONDS
+
+Places = str | Place | Sequence[str | Place]
 
 
 @with_settings_in_signature
 def attach(
     model: nn.Module,
-    fields: Fields | Mapping[str, int] | Iterable[Field] | None = None,
+    fields: Fields | Mapping[str, int | Places] | Iterable[Field] | None = None,
     *,
-    at: str | Sequence[str] = "",
+    at: Places | Mapping[str | Place, Mapping[str, int]] = "",
     side: Side = "input",
     gates: LeAP | None = None,
     example: Any = None,
@@ -52,10 +55,15 @@ def attach(
         fields: The fields of the columns, in their order. They may be left out where the site
             receives a dict name -> (B, d): names and widths then come from `example` or from the
             first batch.
+            A field that the model reads at several places has its names here instead of a width:
+            {"item": ["deep.item", tl.Place("linear", side="input")]}, with an `example`.
         at: The name of a submodule, as in `model.named_modules()`; "" is the model itself. A list
             names several sites: those that receive one and the same tensor are gated once, the
-            columns of the others are gated together, in the order of the list.
-        side: Whether the "input" or the "output" of the submodule is gated.
+            columns of the others are gated together, in the order of the list. A dict gives the
+            widths of the fields at each place, in the order of the columns:
+            {"embedding": {"user": 4, "item": 4}, "linear": {"item": 1}}. A name at several places
+            is one field: one gate, and one permutation in each step.
+        side: Whether the "input" or the "output" of the submodule is gated; see also `Place`.
         gates: A ready `LeAP`, in place of `fields` and settings.
         example: One batch, as the model takes it (a tuple is several arguments), to check
             everything at once; None checks at the first batch.
@@ -69,12 +77,15 @@ def attach(
         raise AttachError(
             "Expected gates= or fields and settings, but found both. A ready LeAP brings its own."
         )
+    notation = read_notation(fields, at, side)
+    if gates is not None and notation.is_by_place:
+        raise AttachError(
+            "Expected settings by name where places name their fields, but found ready gates=, "
+            "whose columns may have another order. Leave out gates=."
+        )
     if gates is None:
-        gates = LeAP(fields, **settings)
-    names: list[Any] = [at]
-    if isinstance(at, Sequence) and not isinstance(at, str):
-        names = list(at)
-    sites = put_into(model, names, side, gates, example)
+        gates = LeAP(None if notation.is_by_place else notation.fields, **settings)
+    sites = put_into(model, notation, gates, example)
     return Plugin(model, gates, sites)
 
 
@@ -287,8 +298,7 @@ class Plugin:
             """Run before each forward pass, and instead of it where there are no rows left."""
             answer = check(is_joined_rank)
             if is_joined_rank:
-                for site in self.sites:
-                    self.gates.measure_nothing(site.columns)
+                self.gates.measure_nothing([site.columns for site in self.sites])
             return answer
 
         vars(model).update({name: check_then_measure, JOINED: True})
@@ -445,8 +455,7 @@ class Plugin:
 
     def __repr__(self) -> str:
         rest(self.model, self.gates)
-        places = ", ".join(repr(site.at or "the model") for site in self.sites)
-        place = f"{places} ({self.sites[0].side})"
+        place = _shown(self.sites)
         if self.gates.fields is None:
             return f"LeAP at {place}: fields come from the first batch"
         size = f"{plural(len(self.fields), 'field')}, {plural(self.fields.dims, 'dimension')}"
@@ -457,3 +466,14 @@ class Plugin:
         if self.gates.fields is None or not self.gates.moved:
             return repr(self)
         return f"{self!r}\n{table_of(self.gates)}"
+
+
+def _shown(sites: tuple[Site, ...]) -> str:
+    """Return the names of the sites, those of one side together."""
+    by_side: dict[str, list[str]] = {}
+    for site in sites:
+        name = repr(site.at or "the model")
+        by_side.setdefault(site.side, [])
+        if name not in by_side[site.side]:
+            by_side[site.side].append(name)
+    return " and ".join(f"{', '.join(names)} ({side})" for side, names in by_side.items())

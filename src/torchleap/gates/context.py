@@ -1,11 +1,14 @@
 """The state of the pass that gates take part in, changed through its methods alone."""
 
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
+
+from .._common.errors import FieldError
+from .layout import Joint
 
 
 class Passed(NamedTuple):
@@ -45,7 +48,9 @@ class PassContext:
         self.train_gradient: Tensor | None = None
         self.learner: Learner | None = None
         self.probe: Tensor | None = None
-        self._passed: dict[str, Passed] = {}  # by the name of the site
+        self._passed: dict[Hashable, Passed] = {}  # by the place of the site
+        self._arrived: dict[int, dict[int, Tensor]] = {}  # of each joint: first column -> values
+        self._calls: dict[Hashable, int] = {}  # by the place of the site
 
     def copy(self) -> "PassContext":
         """Return the context of a copy of the gates, which is in no pass."""
@@ -74,33 +79,75 @@ class PassContext:
 
     def begin(self) -> None:
         """Note that a forward pass of the model has begun."""
+        self._drop()  # what a pass has left that did not end
         self.running = True
 
     def end(self) -> None:
         """Note that the forward pass is over, and drop its tensors."""
-        if self._passed:
-            self._passed = {}
+        self._drop()
         if self.running:  # a compiler would have to write back an assignment that changes nothing
             self.running = False
 
+    def _drop(self) -> None:
+        """Forget the values and calls of a pass; without any, a compiler has nothing to write."""
+        if self._passed:
+            self._passed = {}
+        if self._arrived:
+            self._arrived = {}
+        if self._calls:
+            self._calls = {}
+
     # Several sites
 
-    def reached(self, at: str) -> bool:
+    def reached(self, place: Hashable) -> bool:
         """Return whether the site has gated a value in this pass."""
-        return at in self._passed
+        return place in self._passed
 
-    def restart_at(self, at: str) -> None:
+    def restart_at(self, place: Hashable) -> None:
         """Begin a new pass if the site is reached for the second time."""
-        if at in self._passed:
+        if place in self._passed:
             self._passed = {}
 
-    def passed(self) -> tuple[tuple[str, Passed], ...]:
-        """Return the name of each site that was reached in this pass, with its value and output."""
+    def passed(self) -> tuple[tuple[Hashable, Passed], ...]:
+        """Return the place of each site that was reached, with its value and output."""
         return tuple(self._passed.items())
 
-    def remember(self, at: str, passed: Passed) -> None:
+    def remember(self, place: Hashable, passed: Passed) -> None:
         """Keep the value that a site has gated until the pass ends."""
-        self._passed = {**self._passed, at: passed}
+        self._passed = {**self._passed, place: passed}
+
+    def count_call(self, place: Hashable) -> int:
+        """Return how often the module of a site was called in this pass before, and count one."""
+        before = self._calls.get(place, 0)
+        self._calls = {**self._calls, place: before + 1}
+        return before
+
+    def gather(self, joint: Joint, columns: slice, x: Tensor) -> list[Tensor] | None:
+        """Return the values of all sites that share gates, if this one is the last; else None.
+
+        Args:
+            joint: The sites.
+            columns: The columns of the site that is reached.
+            x: Its value, (B, d).
+        """
+        start = joint.columns.start
+        arrived = self._arrived.get(start, {})
+        if columns.start in arrived:  # a site is reached again: this is another pass
+            arrived = {}
+        arrived = {**arrived, columns.start: x}
+        rows = sorted({len(value) for value in arrived.values()})
+        if len(rows) > 1:
+            self._arrived = {}
+            raise FieldError(
+                f"{self.place}: expected the same number of rows at every place of a field, but "
+                f"found {rows[0]} and {rows[1]}. Choose places that all have one row per row of "
+                "the batch, or give each place a field of its own."
+            )
+        if len(arrived) == len(joint.members):
+            self._arrived = {**self._arrived, start: {}}
+            return [arrived[member.start] for member in joint.members]
+        self._arrived = {**self._arrived, start: arrived}
+        return None
 
     # Held-out steps and probes
 

@@ -11,8 +11,10 @@ import torch
 from torch import Tensor
 
 from ..distributed import ranks
+from ..mix import join as side_by_side
 from ..mix import mix
 from .checks import check_batch, check_width, refuse_nonfinite
+from .layout import Joint
 from .module import GateModule
 from .statistics import Block
 
@@ -82,14 +84,41 @@ class LeAP(GateModule):
             weight = weight[block.gates]
             column_gate = column_gate[block.columns] - block.gates.start
             steps = steps[block.gates]
-        statistics = self.statistics
-        seed = statistics.seed(self)
+        seed = self.statistics.seed(self)
         how = (weight, column_gate, seed, steps, block.gates.start, self.settings.shuffle)
         mixed = mix(x, *how)
-        is_usable = statistics.add(self, mixed, len(x), block)
+        joint = self.joint_of(block.columns)
+        if joint is None:
+            is_usable = self.statistics.add(self, mixed, len(x), block)
+        else:
+            is_usable = self.statistics.check(self, mixed, block)
+            self._measure_together(joint, block.columns, x.detach(), seed)
         if not is_usable:  # all ranks will refuse the batch; until then the model must not break
             mixed = mix(x.nan_to_num(0, 0, 0), *how)
         return mixed.output
+
+    @torch.no_grad()
+    def _measure_together(self, joint: Joint, columns: slice, x: Tensor, seed: Tensor) -> None:
+        """Measure the columns of sites that share gates when the last one has been reached.
+
+        A divergence is the distance over all columns of a gate. The steps of these gates advance
+        here, so that all parts of a field have the same permutation.
+
+        Args:
+            joint: The sites.
+            columns: The columns of the site that is reached.
+            x: The batch there, (B, d).
+            seed: The seed of the permutations, ().
+        """
+        parts = self.context.gather(joint, columns, x)
+        if parts is None:
+            return
+        block = self.block_of(joint.columns)
+        weight = torch.ones_like(self.distance[block.gates])
+        column_gate = self.column_gate[block.columns] - block.gates.start
+        how = (weight, column_gate, seed, self.steps[block.gates], block.gates.start)
+        mixed = mix(side_by_side(parts), *how, self.settings.shuffle)
+        self.statistics.add(self, mixed, len(x), block)
 
     def _weight_of_clean_rows(self) -> Tensor:
         """Return the gates as training mixes by them, (G,): with warm-up, floor and probe."""

@@ -13,6 +13,7 @@ from ..distributed import ranks
 from ..fields import Field, Fields
 from .context import PassContext
 from .guard import guard
+from .layout import Joint, Layout
 from .settings import GateSettings, SettingsByName, with_settings_in_signature
 from .statistics import AVERAGES, Block, LocalStatistics, SynchronisedStatistics, wrapped
 
@@ -32,7 +33,7 @@ class GateModule(nn.Module):
         context: The pass that the gates are in.
         process_group: The ranks that train one and the same model; None is all of them.
         fields: The fields that have gates: single dimensions with `per_dimension`.
-        arriving: The fields as they arrive, not split into dimensions.
+        layout: The columns of the fields as they arrive, not split into dimensions.
     """
 
     theta: nn.Parameter  # (G,)
@@ -58,7 +59,8 @@ class GateModule(nn.Module):
         self.context = PassContext()
         self.process_group: Any = None
         self.fields: Fields | None = None
-        self.arriving: Fields | None = None
+        self.layout: Layout | None = None
+        self._split: Layout | None = None  # the same, of single dimensions with `per_dimension`
         self._local = LocalStatistics()
         self._synchronised = SynchronisedStatistics()
         self._protects = False  # whether any field is protected
@@ -80,10 +82,14 @@ class GateModule(nn.Module):
 
     # Fields
 
-    def lay_out(self, fields: Fields) -> None:
+    def lay_out(self, fields: Fields | Layout) -> None:
         """Make a gate per field: at once, or at the first batch where a dict names the fields.
 
         The parameter remains the same object, which an optimizer may hold by then.
+
+        Args:
+            fields: The fields in the order of their columns, or the layout of fields that arrive
+                at several sites.
         """
         if torch.is_inference_mode_enabled():  # of a validation pass, but gates are to be trained
             with torch.inference_mode(False):
@@ -94,16 +100,16 @@ class GateModule(nn.Module):
                 f"{self.context.place} has to know its fields before fully_shard(). "
                 "Give attach() fields= or example=."
             )
-        self.arriving = fields
-        if self.settings.per_dimension:
-            fields = fields.per_dimension()
+        layout = fields if isinstance(fields, Layout) else Layout(fields)
+        self.layout = layout
+        self._split = layout.per_dimension() if self.settings.per_dimension else layout
+        fields = self._split.fields
         self.fields = fields
         like = self.theta.detach()
         gates = fields.gates
         count = max(gates) + 1
         self.field_gate = torch.tensor(gates, device=like.device)
-        widths = torch.tensor(fields.widths, device=like.device)
-        self.column_gate = self.field_gate.repeat_interleave(widths, output_size=fields.dims)
+        self.column_gate = torch.tensor(self._split.column_gates(), device=like.device)
         self.free = like.new_ones(count)
         for field, gate in zip(fields, gates, strict=True):
             if field.protected:
@@ -124,18 +130,34 @@ class GateModule(nn.Module):
             )
         return self.fields
 
+    def known_layout(self) -> Layout:
+        """Return the columns of the fields as they arrive, not split into dimensions."""
+        self.known_fields()
+        assert self.layout is not None
+        return self.layout
+
     def arriving_fields(self) -> Fields:
         """Return the fields as they arrive, not split into dimensions."""
+        return self.known_layout().fields
+
+    def columns_of(self, name: str) -> list[slice]:
+        """Return the blocks of columns of a field that has a gate: one for each of its sites."""
         self.known_fields()
-        assert self.arriving is not None
-        return self.arriving
+        assert self._split is not None
+        return self._split.columns(name)
 
     def block_of(self, columns: slice | None) -> Block:
         """Return some of the columns, all if None, with their gates."""
         everything = slice(0, len(self.mean))
         if columns is None or columns == everything:
             return Block(everything, slice(0, len(self.steps)))
-        return Block(columns, self.known_fields().gates_of(columns))
+        assert self._split is not None
+        return Block(columns, self._split.gates_of(columns))
+
+    def joint_of(self, columns: slice) -> Joint | None:
+        """Return the sites that share gates with the site of these columns; None if none does."""
+        assert self._split is not None
+        return self._split.joint_of(columns)
 
     # Ranks
 
@@ -160,10 +182,26 @@ class GateModule(nn.Module):
         """Add the statistics that other ranks have sent in their last step; wait for them."""
         self._synchronised.settle()
 
-    def measure_nothing(self, columns: slice | None = None) -> None:
-        """Take part in the other ranks' step without rows of one's own, see `Plugin.join`."""
-        if self.is_synchronised:
-            self._synchronised.add_nothing(self, self.block_of(columns))
+    def measure_nothing(self, sites: Iterable[slice | None] = (None,)) -> None:
+        """Take part in the other ranks' step without rows of one's own, see `Plugin.join`.
+
+        Args:
+            sites: The columns of each site; None is all of them. Sites that share columns or gates
+                are measured once.
+        """
+        if not self.is_synchronised:
+            return
+        measured = []
+        for columns in sites:
+            block = self.block_of(columns)
+            joint = self.joint_of(block.columns)
+            if joint is not None and columns != joint.members[-1]:
+                continue  # the others measure it with the last of its sites
+            if joint is not None:
+                block = self.block_of(joint.columns)
+            if block not in measured:
+                measured.append(block)
+                self._synchronised.add_nothing(self, block)
 
     # State
 
@@ -204,7 +242,8 @@ class GateModule(nn.Module):
             )
         mask = torch.zeros(fields.dims, dtype=torch.bool)
         for name in kept:
-            mask[fields.columns(name)] = True
+            for columns in self.columns_of(name):
+                mask[columns] = True
         mask = mask.to(self.theta.device)
         outer = self._mask
         self._mask = mask if outer is None else mask & outer
@@ -247,7 +286,7 @@ class GateModule(nn.Module):
 
     def get_extra_state(self) -> Tensor:
         """Return the fields as the bytes of a JSON text, so that a checkpoint names its gates."""
-        records = None if self.arriving is None else self.arriving.to_json()
+        records = None if self.layout is None else self.layout.to_json()
         return torch.frombuffer(bytearray(json.dumps(records).encode()), dtype=torch.uint8)
 
     def set_extra_state(self, state: Tensor) -> None:
@@ -261,14 +300,14 @@ class GateModule(nn.Module):
         saved = state_dict.get(f"{prefix}_extra_state")
         if saved is not None:
             records = json.loads(bytes(saved.tolist()))
-            fields = None if records is None else Fields.from_json(records)
-            if self.fields is None and fields is not None:
-                self.lay_out(fields)
-            elif fields is not None and not _are_alike(fields, self.arriving_fields()):
+            saved_layout = None if records is None else Layout.from_json(records)
+            if self.fields is None and saved_layout is not None:
+                self.lay_out(saved_layout)
+            elif saved_layout is not None and not saved_layout.is_alike(self.known_layout()):
                 error_msgs: list[str] = rest[-1]
                 error_msgs.append(
-                    f"The checkpoint's gates belong to {fields}, but {self.context.place} has "
-                    f"{self.arriving}."
+                    f"The checkpoint's gates belong to {saved_layout!r}, but {self.context.place} "
+                    f"has {self.layout!r}."
                 )
                 return
         self._warm_up_ahead = self.settings.warmup > 0
@@ -284,7 +323,3 @@ class GateModule(nn.Module):
             kind = f"divergence={self.settings.divergence!r}"
         size = f"{len(self.fields)} fields, {self.fields.dims} dimensions"
         return f"{size}, alpha={self.settings.alpha}, {kind}"
-
-
-def _are_alike(one: Fields, other: Fields) -> bool:
-    return (one.names, one.widths) == (other.names, other.widths)

@@ -67,8 +67,7 @@ class LocalStatistics:
         Returns:
             True: the mixed batch can be used.
         """
-        if not _is_finite(mixed.statistics):
-            refuse_nonfinite(mixed.statistics, block.gates, gates.known_fields())
+        self.check(gates, mixed, block)
         averages = Averages.of(gates, block)
         found = [*mixed.statistics.unbind(), mixed.mean]
         values = [value.to(averages.mean.dtype) for value in found]
@@ -76,6 +75,12 @@ class LocalStatistics:
             [*averages.per_gate, averages.mean], values, 1 - gates.settings.momentum
         )
         averages.steps.add_(1)
+        return True
+
+    def check(self, gates: "GateModule", mixed: Mixed, block: Block) -> bool:
+        """Return True; refuse a batch that is not finite."""
+        if not _is_finite(mixed.statistics):
+            refuse_nonfinite(mixed.statistics, block.gates, gates.known_fields())
         return True
 
 
@@ -87,7 +92,8 @@ class SynchronisedStatistics:
     """
 
     def __init__(self) -> None:
-        # Each by the first column of a site.
+        self._agreed = False  # whether the ranks have compared their fields
+        # Each by the first column of a site, or of all sites that share gates.
         self._turns: dict[int, int] = {}  # the steps taken
         self._unsent: dict[int, Tensor] = {}  # statistics that are not finite, of a silent step
         self._pending: dict[int, Callable[[], None]] = {}  # waits for all ranks and adds
@@ -95,8 +101,9 @@ class SynchronisedStatistics:
     @_disable_dynamo
     def seed(self, gates: "GateModule") -> Tensor:
         """Return the seed of this rank's permutations; the first time, all ranks agree on it."""
-        if not self._turns:
+        if not self._agreed:
             _agree(gates)
+            self._agreed = True
         _refuse_wrong_wrapper(gates)
         return gates.seed + wrapped(ranks.rank(gates.process_group) * RANK_STRIDE)
 
@@ -108,6 +115,10 @@ class SynchronisedStatistics:
             when they receive it; until then this rank continues with finite values.
         """
         self._send(gates, mixed, rows, block)
+        return self.check(gates, mixed, block)
+
+    def check(self, gates: "GateModule", mixed: Mixed, block: Block) -> bool:
+        """Return whether a mixed batch is finite; if not, all ranks refuse its statistics."""
         return _is_finite(mixed.statistics)
 
     def add_nothing(self, gates: "GateModule", block: Block) -> None:
@@ -123,6 +134,7 @@ class SynchronisedStatistics:
     def restart(self) -> None:
         """Forget the position of this process, which follows a checkpoint from now on."""
         self.settle()
+        self._agreed = False
         self._turns = {}
         self._unsent = {}
 
@@ -252,7 +264,7 @@ def _refuse_wrong_wrapper(gates: "GateModule") -> None:
 
 def _agree(gates: "GateModule") -> None:
     """Check that all ranks have the same fields, and take the first rank's seed and averages."""
-    own = zlib.crc32(json.dumps(gates.arriving_fields().to_json()).encode())
+    own = zlib.crc32(json.dumps(gates.known_layout().to_json()).encode())
     first = ranks.broadcast(torch.tensor([own], device=gates.theta.device), gates.process_group)
     if int(ranks.total((first != own).long(), gates.process_group)):
         raise FieldError(

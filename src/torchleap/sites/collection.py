@@ -1,5 +1,6 @@
 """The output of a TorchRec collection of embedding tables, as a site."""
 
+from functools import partial
 from typing import Any
 
 from torch import nn
@@ -9,6 +10,7 @@ from .._common.errors import AttachError
 from ..distributed.torchrec import bags_of, is_collection
 from ..fields import Fields
 from ..gates.leap import LeAP
+from .notation import Place
 from .places import CHILD, find_module, home_beside, names_in, walk
 from .site import Site
 
@@ -21,13 +23,14 @@ class CollectionSite(Site):
     the model runs, that hook puts another one on the collection.
 
     Args:
-        at: The name of the collection in the model.
+        place: The place of the collection in the model.
         model: The model.
+        is_named: As in `Site`.
     """
 
-    def __init__(self, at: str, model: nn.Module) -> None:
-        super().__init__(at, "output", find_module(model, at))
-        self.held = (*home_beside(at, model), CHILD)
+    def __init__(self, place: Place, model: nn.Module, *, is_named: bool = False) -> None:
+        super().__init__(place, find_module(model, place.at), is_named=is_named)
+        self.held = (*home_beside(place.at, model), CHILD)
         self.armed: list[RemovableHandle] = []
 
     @property
@@ -50,7 +53,9 @@ class CollectionSite(Site):
         gates = self.gates(model)
 
         def gate_output(collection: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
-            return self.gate_when_ready(gates, output)
+            if not self.is_due(gates.context):
+                return output
+            return self.with_part(output, partial(self.gate_when_ready, gates))
 
         collection = walk(model, names_in(self.at))
         self.armed.append(collection.register_forward_hook(gate_output))

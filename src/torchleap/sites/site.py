@@ -6,13 +6,14 @@ them from the module that it is called with, so that copies, replicas and unpick
 their own gates.
 """
 
-import copy
 import inspect
-from collections.abc import Mapping, MutableMapping
+import math
+from collections.abc import Callable, Hashable, Mapping
 from contextlib import suppress
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.hooks import RemovableHandle
@@ -27,37 +28,58 @@ from ..distributed.torchrec import (
     with_values,
 )
 from ..fields import Fields
-from ..gates.context import Passed
+from ..gates.context import PassContext, Passed
 from ..gates.leap import LeAP
 from ..mix import join as side_by_side
+from .columns import find_columns
+from .elements import like, put, take, with_entries
+from .notation import Place
 from .places import CHILD, find_module, home_inside, names_in, walk
-from .values import by_name, fields_of, join, not_fields, refuse, same_tensor, state_of
-
-Side = Literal["input", "output"]
+from .values import (
+    by_position,
+    fields_of,
+    is_sequence,
+    join,
+    not_fields,
+    refuse,
+    same_tensor,
+    state_of,
+)
 
 
 class Site:
     """Gate the value that enters or leaves one named submodule.
 
     Args:
-        at: The name of the submodule in the model; "" is the model itself.
-        side: Whether its "input" or its "output" is gated.
+        place: The place in the model, with its side.
         module: The submodule.
+        is_named: Whether the notation names the fields that pass here. Then their columns are
+            known before the first batch.
 
     Attributes:
-        siblings: All sites whose columns are gated together, in the order of their columns.
+        siblings: All sites whose columns are gated together.
         columns: The block of columns that arrives here, once it is known; None is all of them.
     """
 
-    def __init__(self, at: str, side: Side, module: nn.Module) -> None:
-        self.at = at
-        self.side = side
-        self.home = home_inside(at, module)  # from the module to the layer that holds the gates
+    def __init__(self, place: Place, module: nn.Module, *, is_named: bool = False) -> None:
+        self.place = place
+        self.is_named = is_named
+        self.home = home_inside(place.at, module)  # from the module to the layer with the gates
         self.held = (*self.home, CHILD)  # from the module with the hook to the gates
         self.handles: list[RemovableHandle] = []
         self.siblings: tuple[Site, ...] = (self,)
         self.columns: slice | None = None
-        self.first_parameter = next(iter(inspect.signature(module.forward).parameters), "")
+        self.parameters = tuple(inspect.signature(module.forward).parameters)
+
+    @property
+    def at(self) -> str:
+        """The name of the submodule in the model; "" is the model itself."""
+        return self.place.at
+
+    @property
+    def side(self) -> str:
+        """Whether the "input" or the "output" of the submodule is gated."""
+        return str(self.place.side)
 
     @property
     def path(self) -> tuple[str, ...]:
@@ -67,7 +89,7 @@ class Site:
     @property
     def label(self) -> str:
         """How messages call this site."""
-        return f"at={self.at!r} ({self.side})"
+        return self.place.label
 
     def gate_together_with(self, sites: "list[Site]") -> None:
         """Be one of several sites whose columns are gated together, in this order."""
@@ -109,30 +131,103 @@ class Site:
     def gate_input(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[Any, dict[str, Any]]:
-        """Gate the first argument of the call."""
-        value, name = self.first_argument(args, kwargs)
-        gated = self.gate(self.gates(module), waited(value))
-        if name is None:
-            return (gated, *args[1:]), kwargs
-        return args, {**kwargs, name: gated}
+        """Gate an argument of the call."""
+        gates = self.gates(module)
+        if not self.is_due(gates.context):
+            return args, kwargs
+        return self.with_argument(args, kwargs, lambda value: self.gate(gates, waited(value)))
 
-    def first_argument(
+    def gate_output(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
+        """Gate the value that the module returns, or a part of it."""
+        gates = self.gates(module)
+        if not self.is_due(gates.context):
+            return output
+        return self.with_part(output, partial(self.gate_when_ready, gates))
+
+    def is_due(self, context: PassContext) -> bool:
+        """Return whether this call of the module is gated, and count it."""
+        call = self.place.call
+        if call is None and not self.is_named:
+            return True
+        if not context.running and not torch.compiler.is_compiling():
+            if call is None:
+                return True
+            raise AttachError(
+                f"{self.label}: calls are counted in a pass of the complete model, but only a part "
+                "of it was called. Call the model itself."
+            )
+        number = context.count_call(self.place)
+        if call is None and number:
+            raise AttachError(
+                f"{self.label}: the module is called again in one forward pass. Give example= to "
+                f"attach(), or name each call: tl.Place({self.at!r}, call=0)."
+            )
+        return call is None or number == call
+
+    def argument(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, int | str]:
+        """Return an argument of a call, with its position or, if given by keyword, its name."""
+        part = self.place.part
+        if part is None:
+            return self._first_argument(args, kwargs)
+        named = dict(enumerate(self.parameters))
+        if isinstance(part, str) and part not in kwargs and part in self.parameters:
+            part = self.parameters.index(part)
+        if isinstance(part, int) and part >= len(args):
+            part = named.get(part, part)
+        if isinstance(part, int) and part >= 0:
+            if part < len(args):
+                return args[part], part
+        elif part in kwargs:
+            return kwargs[str(part)], str(part)
+        raise AttachError(
+            f"{self.label}: there is no such argument, but the module is called with {len(args)} "
+            f"by position and {list(kwargs)} by name."
+        )
+
+    def _first_argument(
         self, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[Any, str | None]:
-        """Return the first argument of a call; with its name, if it is given by keyword."""
+    ) -> tuple[Any, int | str]:
         if args:
-            return args[0], None
+            return args[0], 0
         if not kwargs:
             raise AttachError(
                 f"{self.label}: expected an input to gate, but the module is called without one. "
                 "Use side='output'."
             )
-        name = self.first_parameter if self.first_parameter in kwargs else next(iter(kwargs))
+        first = self.parameters[0] if self.parameters else ""
+        name = first if first in kwargs else next(iter(kwargs))
         return kwargs[name], name
 
-    def gate_output(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
-        """Gate the value that the module returns."""
-        return self.gate_when_ready(self.gates(module), output)
+    def value_in(self, call: Any) -> Any:
+        """Return the value at this place in one call of the module.
+
+        Args:
+            call: The arguments by position and by name, or on the side of the output the value
+                that the module has returned.
+        """
+        if self.side == "input":
+            return self.argument(*call)[0]
+        if self.place.part is None:
+            return call
+        return take(call, self.place.part, self.label)
+
+    def with_argument(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], change: Callable[[Any], Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Return the arguments of a call with a changed value at this place."""
+        value, where = self.argument(args, kwargs)
+        changed = change(value)
+        if isinstance(where, str):
+            return args, {**kwargs, where: changed}
+        return (*args[:where], changed, *args[where + 1 :]), kwargs
+
+    def with_part(self, output: Any, change: Callable[[Any], Any]) -> Any:
+        """Return what a module returns with a changed value at this place."""
+        part = self.place.part
+        if part is None:
+            return change(output)
+        changed = change(take(output, part, self.label))
+        return put(output, part, changed, self.label)
 
     def gate_when_ready(self, gates: LeAP, value: Any) -> Any:
         """Gate a value, or the result of an awaitable when it arrives."""
@@ -148,126 +243,103 @@ class Site:
             return self.gate_value(gates, value)
         context = gates.context
         state = state_of(gates, value)
-        context.restart_at(self.at)
-        for at, earlier in context.passed():
+        context.restart_at(self.place)
+        for place, earlier in context.passed():
             if same_tensor(earlier.value, value) and earlier.state == state:
-                self.take_columns(self._sibling(at).columns)
+                self._share_columns(place)
                 if earlier.value is value:
                     return earlier.output
                 return earlier.output.reshape(value.shape)
         self._refuse_changed_tensor(gates)
         if self.columns is None:
-            self.take_columns(self.find_columns(gates.arriving_fields(), value))
+            self.take_columns(find_columns(self, gates.arriving_fields(), value))
         output = self.gate_value(gates, value)
-        context.remember(self.at, Passed(value, state, output))
+        context.remember(self.place, Passed(value, state, output))
         return output
 
-    def _sibling(self, at: str) -> "Site":
-        return next(site for site in self.siblings if site.at == at)
+    def _share_columns(self, place: Hashable) -> None:
+        """Take the columns of the site that receives the same tensor."""
+        other = next(site for site in self.siblings if site.place == place)
+        if self.is_named and self.columns != other.columns:
+            raise FieldError(
+                f"{self.label} and {other.label} have the same columns: both receive the same "
+                "tensor. Give example= to attach(), or leave out one of them."
+            )
+        self.take_columns(other.columns)
 
     def _refuse_changed_tensor(self, gates: LeAP) -> None:
         """Refuse a tensor that was another site's before, but is not the one that it has gated."""
         if self.columns is None:
             return
         for site in self.siblings:
-            if site.columns == self.columns and gates.context.reached(site.at):
+            if site.columns == self.columns and gates.context.reached(site.place):
                 raise AttachError(
-                    f"{self.label} received the same tensor as at={site.at!r} before, but now "
+                    f"{self.label} received the same tensor as {site.label} before, but now "
                     "another one. Dropout, a copy or a change in place between them? Choose the "
                     "output of the submodule that produces the tensor (side='output')."
                 )
 
-    def find_columns(self, fields: Fields, value: Any) -> slice:
-        """Return the columns of the fields that arrive at this one of several sites."""
-        value = by_name(value, self.label)
-        if isinstance(value, Mapping):
-            columns = self._columns_of_names(fields, value)
-        elif isinstance(value, Tensor):
-            columns = self._columns_of_tensor(fields, value)
-        else:
-            raise not_fields(value, self.label)
-        is_last = self is self.siblings[-1] and isinstance(value, Tensor)
-        is_incomplete = is_last and columns.stop != fields.dims
-        width = columns.stop - columns.start
-        if width == 0 or columns.stop > fields.dims or is_incomplete:
-            raise FieldError(
-                f"{self.label} receives {width} columns, {columns.stop} with those of the sites "
-                f"before it, but the fields sum to {fields.dims}. {fields.describe()}"
-            )
-        fields.gates_of(columns)  # raises if they cut through a field or a group
-        return columns
-
-    def _columns_of_names(self, fields: Fields, value: Mapping[str, Any]) -> slice:
-        names = [name for name in fields.names if name in value]
-        if not names:
-            return slice(0, 0)
-        start = fields.columns(names[0]).start
-        stop = fields.columns(names[-1]).stop
-        if stop - start != sum(fields[name].width for name in names):
-            raise FieldError(
-                f"{self.label} receives {names}, which are not neighbours in fields=. "
-                "List each site's fields together."
-            )
-        return slice(start, stop)
-
-    def _columns_of_tensor(self, fields: Fields, value: Tensor) -> slice:
-        width = value.flatten(1).shape[1]
-        is_first = not any(site.columns for site in self.siblings)
-        start = 0 if width == fields.dims and is_first else self._first_column()
-        return slice(start, start + width)
-
-    def _first_column(self) -> int:
-        start = 0
-        for site in self.siblings[: self.siblings.index(self)]:
-            if site.columns is None:
-                raise AttachError(
-                    f"{self.label} is reached before at={site.at!r}, whose width is not known yet. "
-                    "List the sites in the order in which the model reaches them, or give "
-                    "example= to attach()."
-                )
-            start = max(start, site.columns.stop)
-        return start
-
     # Values
 
     def gate_value(self, gates: LeAP, value: Any) -> Any:
-        """Gate a tensor, a dict of tensors or a keyed tensor."""
+        """Gate a tensor, a dict or list of tensors, or a keyed tensor."""
         value = waited(value)  # attach(example=...) keeps awaitables as they pass
         if is_keyed(value):
             return self.gate_keyed(gates, value)
         if isinstance(value, Mapping):
             return self.gate_dict(gates, value)
+        if gates.fields is not None and is_sequence(value):
+            return self.gate_sequence(gates, value)
         return self.gate_tensor(gates, value)
 
     def gate_tensor(self, gates: LeAP, value: Any) -> Tensor:
-        """Gate the columns of (B, D) or (B, F, E)."""
+        """Gate the columns of (B, D), (B, F, E) or, of one column, (B,)."""
         if gates.fields is None or not isinstance(value, Tensor):
             raise not_fields(value, self.label)
+        self._check_width(gates, value)
+        if value.dim() == 1 and self.is_named:
+            column: Tensor = gates(value[:, None], self.columns)
+            return column[:, 0]
         output: Tensor = gates(value, self.columns)
         return output
 
+    def _check_width(self, gates: LeAP, value: Tensor) -> None:
+        """Refuse a tensor with other columns than those that the notation names here."""
+        if not self.is_named or value.dim() == 0:
+            return
+        fields = gates.known_layout().fields_in(self.columns)
+        width = math.prod(value.shape[1:])
+        if width != fields.dims:
+            raise FieldError(
+                f"{self.label} receives {width} columns, but its fields sum to {fields.dims}. "
+                f"{fields.describe()} A field must be as wide in every batch: correct a width, or "
+                "choose another place."
+            )
+
+    def gate_sequence(self, gates: LeAP, value: Any) -> Any:
+        """Gate a tuple or list of one tensor per field, in the order of the fields."""
+        entries = by_position(value, self._fields_here(gates).names, self.label)
+        return like(value, list(self._gated_entries(gates, entries).values()))
+
     def gate_dict(self, gates: LeAP, value: Mapping[str, Any]) -> Mapping[str, Any]:
         """Gate the entries of a dict that are fields; the others pass unchanged."""
+        gated: Mapping[str, Any] = with_entries(
+            value, self._gated_entries(gates, value), self.label
+        )
+        return gated
+
+    def _gated_entries(self, gates: LeAP, value: Mapping[str, Any]) -> dict[str, Tensor]:
+        """Return the gated entries of a dict, in the shapes and dtypes that they had."""
         blocks = self._gated_blocks(gates, value)
-        gated = {
+        return {
             name: block.reshape(value[name].shape).to(value[name].dtype)
             for name, block in blocks.items()
         }
-        if type(value) is dict:
-            return {**value, **gated}
-        if not isinstance(value, MutableMapping):
-            raise AttachError(
-                f"{self.label}: expected a dict that can be copied and changed, but found "
-                f"{type(value).__name__}."
-            )
-        output = copy.copy(value)
-        output.update(gated)
-        return output
 
     def gate_keyed(self, gates: LeAP, value: Any) -> Any:
         """Gate the blocks of a keyed tensor by name: each batch may order its keys differently."""
         self._learn_fields(gates, value)
-        fields = gates.arriving_fields()
+        fields = self._fields_here(gates)
         values = value.values()
         if gates.context.held_out:  # tables that are optimized in the backward pass would learn
             values = values.detach()
@@ -283,16 +355,22 @@ class Site:
     def _gated_blocks(self, gates: LeAP, value: Mapping[str, Any]) -> dict[str, Tensor]:
         """Return the gated columns of each field, name -> (B, d)."""
         self._learn_fields(gates, value)
-        fields = gates.arriving_fields()
+        fields = self._fields_here(gates)
         names = self._names_in(fields, value)
         joined = join(value, fields, names, self.label)
         widths = [fields[name].width for name in names]
         blocks = gates(joined, self.columns).split(widths, dim=1)
         return dict(zip(names, blocks, strict=True))
 
+    def _fields_here(self, gates: LeAP) -> Fields:
+        """Return the fields that may arrive here, as wide as they are here."""
+        if not self.is_named:
+            return gates.arriving_fields()
+        return gates.known_layout().fields_in(self.columns)
+
     def _names_in(self, fields: Fields, value: Mapping[str, Any]) -> list[str]:
-        """Return the fields that this site expects: a single site expects all of them."""
-        if len(self.siblings) == 1:
+        """Return the fields that this site expects: a single or named site expects all of them."""
+        if len(self.siblings) == 1 or self.is_named:
             return list(fields.names)
         return [name for name in fields.names if name in value]
 

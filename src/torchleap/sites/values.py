@@ -43,6 +43,30 @@ def fields_of(value: Any, label: str) -> Fields:
     return Fields(found)
 
 
+def is_sequence(value: Any) -> bool:
+    """Return whether a value is a tuple or list, which may have one tensor per field."""
+    return isinstance(value, tuple | list)
+
+
+def by_position(value: Any, names: Sequence[str], label: str) -> dict[str, Tensor]:
+    """Return the tensors of a tuple or list by the names of the fields, in order."""
+    kinds = [_kind(entry) for entry in value]
+    if len(value) != len(names) or not all(isinstance(entry, Tensor) for entry in value):
+        raise AttachError(
+            f"{label}: expected one tensor for each of {len(names)} fields, but found a "
+            f"{type(value).__name__} of {', '.join(kinds)}. Name the element that has the fields: "
+            "tl.Place(at, part=0)."
+        )
+    return dict(zip(names, value, strict=True))
+
+
+def width_of(value: Any) -> int | None:
+    """Return the number of columns of a tensor; None of other values."""
+    if not isinstance(value, Tensor) or value.dim() == 0:
+        return None
+    return math.prod(value.shape[1:])
+
+
 def not_fields(value: Any, label: str) -> AttachError | FieldError:
     """Return the error for a value that does not name its fields."""
     if isinstance(value, Tensor):

@@ -329,8 +329,10 @@ class Surgery:
                 "Not exact: zeros in place of means change the output on the example by up to "
                 f"{change:.3g}. Fine-tune."
             )
-        columns = self.selection.fields.columns
-        means = {name: self.affine[1][columns(name)].tolist() for name in self.selection.dropped}
+        means = {}
+        for name in self.selection.dropped:
+            blocks = [self.affine[1][columns] for columns in self.gates.columns_of(name)]
+            means[name] = torch.cat(blocks).tolist()
         before = count(self.model.parameters()) - self.gates.theta.numel()
         return Plan(
             selection=self.selection,
@@ -352,7 +354,8 @@ def _affine(gates: LeAP, selection: Selection, fill: Fill) -> Affine:
     """Return scale and shift of each column; a dropped column is its mean, or 0."""
     kept = torch.zeros(selection.fields.dims, dtype=torch.bool)
     for name in selection.kept:
-        kept[selection.fields.columns(name)] = True
+        for columns in gates.columns_of(name):
+            kept[columns] = True
     scale, shift = affine_of(gates, kept)
     if fill == "zero":
         shift = torch.where(kept.to(shift.device), shift, 0)

@@ -42,9 +42,11 @@ def follow(
         affine: Scale and shift of each column by the gates.
         before: The trace in eval mode, which a trace in train mode must equal.
     """
-    places = {find_module(model, site.at): site for site in sites}
-    for module, site in places.items():
+    places: dict[nn.Module, list[Site]] = {}
+    for site in sites:
+        module = find_module(model, site.at)
         refuse_hooks_between(module, site, is_root=module is model)
+        places.setdefault(module, []).append(site)
     opaque: set[nn.Module] = set() if before is None else before.opaque
     while True:
         given = tuple(bind(model, call) for call in examples.calls)
@@ -118,14 +120,13 @@ def _trace(model: nn.Module, tracer: SiteTracer) -> tuple[fx.Graph, Constants]:
 
 def _mark_output(graph: fx.Graph, tracer: SiteTracer) -> None:
     """Mark the gates on the output of the model itself."""
-    site = tracer.sites.get(tracer.root)
-    if site is None or site.side != "output":
+    if not any(site.side == "output" for site in tracer.sites.get(tracer.root, ())):
         return
     (end,) = (node for node in graph.nodes if node.op == "output")
     with graph.inserting_before(end):
         proxies: Any = tracer.proxy
         value = fx.map_arg(end.args[0], proxies)
-        end.args = (tracer.create_arg(tracer.mark(site, value)),)
+        end.args = (tracer.create_arg(tracer.mark_output(tracer.root, value, 0)),)
 
 
 def _take_constants(model: nn.Module) -> Constants:

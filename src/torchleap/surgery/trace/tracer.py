@@ -3,6 +3,7 @@
 import inspect
 import operator
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import numpy
@@ -13,6 +14,7 @@ from torch.fx.proxy import TraceError
 from ..._common.errors import SurgeryError
 from ...distributed.torchrec import is_collection, is_keyed, keyed_values, places_of, with_values
 from ...gates.leap import LeAP
+from ...sites.elements import like
 from ...sites.site import Site
 from ..trial.deadline import check_time
 from ..trial.state import versions
@@ -72,7 +74,7 @@ class SiteTracer(fx.Tracer):
     def __init__(
         self,
         gates: LeAP,
-        sites: dict[nn.Module, Site],
+        sites: dict[nn.Module, list[Site]],
         given: tuple[Mapping[str, Any], ...],
         affine: Affine,
         opaque: set[nn.Module],
@@ -99,6 +101,7 @@ class SiteTracer(fx.Tracer):
         self.executing = False
         self.writing: set[nn.Module] = set()
         self.marked: set[Site] = set()
+        self.calls: dict[nn.Module, int] = {}  # how often the module of a site was called
         self.autocast = _autocast()
 
     # Nodes and their values
@@ -223,9 +226,7 @@ class SiteTracer(fx.Tracer):
         """
         function, arguments = super().create_args_for_root(root_fn, is_module, concrete_args)
         found = [arguments[0], *(self._argument(proxy) for proxy in arguments[1:])]
-        site = self.sites.get(self.root)
-        if site is not None and site.side == "input":
-            found[1] = self.mark(site, found[1])
+        found[1:] = self.mark_input(self.root, tuple(found[1:]), {}, 0)[0]
         return function, found
 
     def _argument(self, proxy: KnownProxy) -> Any:
@@ -250,14 +251,10 @@ class SiteTracer(fx.Tracer):
         check_time()
         if self.executing or self._is_function(m):
             return forward(*args, **kwargs)
-        site = self.sites.get(m)
-        if site is not None and site.side == "input":
-            value, name = site.first_argument(args, kwargs)
-            marked = self.mark(site, value)
-            if name is None:
-                args = (marked, *args[1:])
-            else:
-                kwargs = {**kwargs, name: marked}
+        number = self.calls.get(m, 0)
+        if m in self.sites:
+            self.calls[m] = number + 1
+            args, kwargs = self.mark_input(m, args, kwargs, number)
         self.inside.append(m)
         try:
             output = super().call_module(m, forward, args, kwargs)
@@ -265,10 +262,7 @@ class SiteTracer(fx.Tracer):
             self.failed = self.failed or list(self.inside)
             raise
         self.inside.pop()
-        output = self.opened(output)
-        if site is not None and site.side == "output":
-            return self.mark(site, output)
-        return output
+        return self.mark_output(m, self.opened(output), number)
 
     def _is_function(self, m: nn.Module) -> bool:
         """Return whether a module is a layer without weights that forward() creates: a function."""
@@ -306,21 +300,56 @@ class SiteTracer(fx.Tracer):
             refuse_trained(a, self)
         return super().create_arg(a)
 
+    def mark_input(
+        self, m: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], number: int
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Return the arguments of a module's call as they leave the gates on its input.
+
+        Args:
+            m: The module.
+            args: The arguments by position.
+            kwargs: The arguments by name.
+            number: How many calls of the module came before.
+        """
+        for site in self.sites.get(m, ()):
+            if site.side == "input" and site.place.call in (None, number):
+                args, kwargs = site.with_argument(args, kwargs, partial(self.mark, site))
+        return args, kwargs
+
+    def mark_output(self, m: nn.Module, output: Any, number: int) -> Any:
+        """Return what a module returns as it leaves the gates on its output."""
+        for site in self.sites.get(m, ()):
+            if site.side == "output" and site.place.call in (None, number):
+                if site.place.part is not None:
+                    output = self._unpacked(output)
+                output = site.with_part(output, partial(self.mark, site))
+        return output
+
+    def _unpacked(self, value: Any) -> Any:
+        """Return a tuple, list or dict with a stand-in for each element, or another value as is."""
+        known = self.runs[value.node][0] if isinstance(value, KnownProxy) else None
+        if isinstance(known, Mapping):
+            return {name: value[name] for name in known}
+        if isinstance(known, tuple | list):
+            return like(known, [value[place] for place in range(len(known))])
+        return value
+
     def mark(self, site: Site, value: Any) -> Any:
-        """Return what leaves the gates of a site: a tensor, a keyed tensor or a dict."""
+        """Return what leaves the gates of a site: a tensor, a keyed tensor, a dict or a list."""
         self.marked.add(site)
-        fields = self.gates.arriving_fields()
+        layout = self.gates.known_layout()
+        blocks = layout.blocks_in(site.columns)
+        value = self._unpacked(value)
         if is_keyed(value):
-            places = [fields.columns(key) for key in list(value.keys())]
+            places = [blocks[key] for key in list(value.keys())]
             return with_values(value, self._mark_keyed(places, value.values()))
+        if isinstance(value, tuple | list):
+            pairs = zip(value, blocks.values(), strict=True)
+            return like(value, [self._mark(entry, place) for entry, place in pairs])
         if not isinstance(value, Mapping):
-            place = site.columns or slice(0, fields.dims)
-            return self._mark(value, place)
+            return self._mark(value, site.columns or slice(0, layout.fields.dims))
         present = set(value.example if isinstance(value, Entries) else value)
-        marked = {}
-        for name in fields.names:
-            if name in present:
-                marked[name] = self._mark(value[name], fields.columns(name))
+        marked = {name: self._mark(value[name], blocks[name]) for name in blocks if name in present}
         return value.replaced(marked) if isinstance(value, Entries) else {**value, **marked}
 
     def _mark_keyed(self, places: list[slice], values: Any) -> Any:

@@ -6,6 +6,7 @@ gets smaller. `tables` removes embedding tables in front of them.
 
 import copy
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,8 +15,11 @@ from torch import Tensor, nn
 from ..._common.copies import memo_of
 from ...distributed.torchrec import blocks_of, is_keyed, waited, with_values
 from ...gates.leap import LeAP
+from ...sites.elements import like, with_entries
+from ...sites.notation import Place
 from ...sites.places import find_module
 from ...sites.site import Site
+from ...sites.values import by_position
 from ..trace.hooks import move_last_hook, place_of_gates
 from ..trace.tracer import Affine
 from .absent import Absent, present
@@ -39,6 +43,7 @@ class Feed(nn.Module):
         super().__init__()
         self.register_buffer("scale", scale.clone())
         self.register_buffer("shift", shift.clone())
+        self.calls: dict[Place, int] = {}  # of the modules of the sites, in one pass
 
     def forward(self, x: Tensor, start: int, stop: int) -> Tensor:
         """Return the columns `start:stop`, given as x, with constants in place of dropped ones."""
@@ -78,21 +83,34 @@ class Fed:
     def feed_input(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[Any, dict[str, Any]]:
-        """Feed the first argument of the call."""
-        value, name = self.site.first_argument(args, kwargs)
-        fed = self.feed(module, value)
-        if name is None:
-            return (fed, *args[1:]), kwargs
-        return args, {**kwargs, name: fed}
+        """Feed an argument of the call."""
+        if not self._is_due(module):
+            return args, kwargs
+        return self.site.with_argument(args, kwargs, partial(self.feed, module))
 
     def feed_output(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
         """Feed the value that the module returns."""
-        return self.feed(module, output)
+        if not self._is_due(module):
+            return output
+        return self.site.with_part(output, partial(self.feed, module))
 
-    def feed(self, module: nn.Module, value: Any) -> Any:
-        """Feed a tensor, a keyed tensor or a dict; of a dict, dropped entries may be missing."""
+    def _constants(self, module: nn.Module) -> Feed:
         constants = module.get_submodule(".".join((*self.site.home, self.child)))
         assert isinstance(constants, Feed)
+        return constants
+
+    def _is_due(self, module: nn.Module) -> bool:
+        """Return whether this call of the module is fed, and count it."""
+        place = self.site.place
+        if place.call is None:
+            return True
+        calls = self._constants(module).calls
+        calls[place] = calls.get(place, 0) + 1
+        return calls[place] == place.call + 1
+
+    def feed(self, module: nn.Module, value: Any) -> Any:
+        """Feed a tensor, a keyed tensor, a list or a dict; dropped entries of it may be missing."""
+        constants = self._constants(module)
         value = waited(value)
         if is_keyed(value):
             blocks = []
@@ -100,14 +118,12 @@ class Fed:
                 place = self.places[name]
                 blocks.append(constants(block, place.start, place.stop))
             return with_values(value, torch.cat(blocks, dim=1))
+        if isinstance(value, tuple | list):
+            entries = by_position(value, list(self.places), self.site.label)
+            return like(value, list(self._fed_entries(constants, entries).values()))
         if not isinstance(value, Mapping):
             return constants(value, self.columns.start, self.columns.stop)
-        fed = self._fed_entries(constants, value)
-        if type(value) is dict:
-            return {**value, **fed}
-        output: Any = copy.copy(value)
-        output.update(fed)
-        return output
+        return with_entries(value, self._fed_entries(constants, value), self.site.label)
 
     def _fed_entries(self, constants: Feed, value: Mapping[str, Any]) -> dict[str, Tensor]:
         rows = next(entry for name, entry in value.items() if name in self.places).shape[0]
@@ -119,6 +135,21 @@ class Fed:
             self.shapes[name] = tuple(entry.shape[1:])
             fed[name] = constants(entry, place.start, place.stop)
         return fed
+
+
+class Restart:
+    """A hook on a model that begins to count the calls of its modules again.
+
+    Args:
+        constants: The constants, which keep the counts.
+    """
+
+    def __init__(self, constants: Feed) -> None:
+        self.constants = constants
+
+    def __call__(self, module: nn.Module, args: tuple[Any, ...]) -> None:
+        """Forget the calls of the pass before."""
+        self.constants.calls.clear()
 
 
 def feed(
@@ -139,7 +170,7 @@ def feed(
         shared: Whether the weights are those of the model itself instead of copies: for a model
             that is only run and counted.
     """
-    fields = gates.arriving_fields()
+    layout = gates.known_layout()
     small = without_gates(model, memo_of(model, share=shared))
     constants = Feed(*affine)
     for site in sites:
@@ -147,15 +178,12 @@ def feed(
         home = module.get_submodule(".".join(site.home))
         child = _free_name(home, constants)
         home.add_module(child, constants)
-        columns = site.columns or slice(0, fields.dims)
-        places = {}
-        for name in fields.names:
-            place = fields.columns(name)
-            if columns.start <= place.start and place.stop <= columns.stop:
-                places[name] = place
-        Fed(site, child, places, columns).hold(module)
+        columns = site.columns or slice(0, layout.fields.dims)
+        Fed(site, child, layout.blocks_in(columns), columns).hold(module)
         before, _ = place_of_gates(find_module(model, site.at), site)
         move_last_hook(module, site, before)
+    if any(site.place.call is not None for site in sites):
+        small.register_forward_pre_hook(Restart(constants), prepend=True)
     return small
 
 
