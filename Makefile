@@ -6,7 +6,7 @@ READY := $(VENV)/.ready
 KERNEL := $(wildcard src/torchleap/native/*.[ch] src/torchleap/native/build.py)
 TRITON := .venv-triton
 TORCHREC := .venv-torchrec
-LIGHT_ZOOS := rechub  # in the environment of the other tests
+LIGHT_ZOOS := rechub torchfm rtdl  # in the environment of the other tests
 HEAVY_ZOOS := deepctr fuxictr tabular
 ZOO ?= $(LIGHT_ZOOS) $(HEAVY_ZOOS)
 

@@ -58,6 +58,8 @@ def test_widths_beside_a_place_leave_open_which_fields_arrive_there(at):
             AttachError,
             "part must be an index or a name, but is 1.5; call must be .* but is -1",
         ),
+        ({"u": [Place("a", columns=(3, 3))]}, "", AttachError, r"\(8, 12\), but is \(3, 3\)"),
+        ({"u": [Place("a", columns=[1, 3])]}, "", AttachError, r"but is \[1, 3\]"),
         ({"u": [Place("a", side="top")]}, "", AttachError, "side must be 'input' or 'output'"),
         (None, {}, AttachError, "at=, but it is empty"),
         (None, {"a": {}}, FieldError, r"at='a' \(input\): expected the width of each field"),

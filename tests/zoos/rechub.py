@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import torchleap as tl
-from tests.zoos.log import FIELDS, HISTORY, IDS, VOCABULARY, Log
+from tests.zoos.log import FIELDS, HISTORY, IDS, NUMBERS, VOCABULARY, Log
 from tests.zoos.run import Combination
 
 WIDTH = 4
@@ -33,12 +33,6 @@ def features(names: tuple[str, ...]) -> list[Any]:
 def ids_of(names: tuple[str, ...]) -> list[Any]:
     """Return the features of the ids alone."""
     return [feature(name) for name in names if name in IDS]
-
-
-def widths(names: tuple[str, ...]) -> dict[str, int]:
-    """Return the widths of fields in the output of the embedding: numbers come last."""
-    wide = {name: WIDTH for name in names if name in (*IDS, HISTORY)}
-    return wide | {name: 1 for name in names if name not in wide}
 
 
 def dcn(names: tuple[str, ...]) -> nn.Module:
@@ -155,30 +149,52 @@ def batch_of(names: tuple[str, ...]) -> Callable[[Log], tuple[Any, ...]]:
     return lambda log: (log.tensors(names),)
 
 
-def at(place: Any, fields: dict[str, int] | None = None, side: Any = "output") -> Any:
-    """Return the function that attaches at one place, or at several."""
-    return lambda model, example: tl.attach(
-        model, fields or widths(FIELDS), at=place, side=side, example=example
-    )
+def recipe(model: nn.Module, example: Any) -> tl.Plugin:
+    from torchleap.integrations import rechub
+
+    return rechub.attach_to(model, example)
 
 
-def _one(name: str, build: Any, attach: Any, names: tuple[str, ...] = FIELDS, **more: Any) -> Any:
-    return Combination(
-        "torch-rechub", name, build, attach, more.pop("fit", fit), batch_of(names), names, **more
-    )
+def at_net(model: nn.Module, example: Any) -> tl.Plugin:
+    """Attach where the linear part and the net of DeepFM and WideDeep start."""
+    numbers = dict.fromkeys(NUMBERS, 1)
+    ids = dict.fromkeys(IDS, WIDTH)
+    linear = numbers if model.linear.fc.in_features == len(NUMBERS) else ids
+    places = {"mlp": ids | numbers, "linear": linear}
+    if hasattr(model, "fm"):
+        places["fm"] = ids
+    return tl.attach(model, at=places, example=example)
 
 
-POOLED = (*FIELDS, HISTORY)
+def at_tables(model: nn.Module, example: Any) -> tl.Plugin:
+    """Attach behind the tables of the ids alone, each of which is called twice."""
+    places = {tl.Place(f"embedding.embed_dict.{name}", "output"): {name: WIDTH} for name in IDS}
+    return tl.attach(model, at=places, example=example)
+
+
+def _one(
+    name: str, build: Any, attach: Any = recipe, names: tuple[str, ...] = FIELDS, **more: Any
+) -> Combination:
+    loop = more.pop("fit", fit)
+    return Combination("torch-rechub", name, build, attach, loop, batch_of(names), names, **more)
+
+
 IN_DIN = (HISTORY, "item", *(name for name in IDS if name != "item"))
 OF_IDS = ("item", "city")
 
 COMBINATIONS = [
-    _one("DCN", dcn, at("embedding")),
-    _one("DCNv2", dcn_v2, at("embedding")),
-    _one("WideDeep-same", wide_deep_same, at("embedding")),
-    _one("FiBiNet", fibinet, at("embedding", widths(IDS)), IDS, useful=OF_IDS),
-    _one("PLE", ple, at("embedding"), fit=fit_tasks),
-    _one("MMOE", mmoe, at("embedding"), fit=fit_tasks),
-    _one("DIN-mlp", din, at("mlp", widths(IN_DIN), "input"), IN_DIN, useful=OF_IDS),
-    _one("DCN-pooled", dcn, at("embedding", widths(POOLED)), POOLED),
+    _one("DCN", dcn),
+    _one("DCNv2", dcn_v2),
+    _one("DeepFM-embedding", deep_fm),
+    _one("DeepFM-mlp+fm", deep_fm, at_net),
+    _one("DeepFM-tables", deep_fm, at_tables, useful=OF_IDS),
+    _one("WideDeep-embedding", wide_deep),
+    _one("WideDeep-linear+mlp", wide_deep, at_net),
+    _one("AutoInt", auto_int),
+    _one("FiBiNet", fibinet, recipe, IDS, useful=OF_IDS),
+    _one("WideDeep-same", wide_deep_same),
+    _one("PLE", ple, fit=fit_tasks),
+    _one("MMOE", mmoe, fit=fit_tasks),
+    _one("DIN-mlp", din, recipe, IN_DIN, useful=OF_IDS),
+    _one("DCN-pooled", dcn, recipe, (*FIELDS, HISTORY)),
 ]

@@ -32,6 +32,10 @@ class Zoo:
 
 
 ZOOS = [
+    Zoo("deepctr-torch", "deepctr", "deepctr_torch"),
     Zoo("torch-rechub", "rechub", "torch_rechub"),
+    Zoo("torchfm", "torchfm", "torchfm"),
+    Zoo("fuxictr", "fuxictr", "fuxictr"),
+    Zoo("rtdl/tabm", "rtdl", "tabm"),
     Zoo("pytorch-tabular", "tabular", "pytorch_tabular"),
 ]

@@ -238,7 +238,8 @@ class Trial:
         not_cut = any(note.startswith(NOT_CUT) for note in record.notes)
         record.native = record.cut > 0 and not not_cut
         full = _parameters(self.combination.build(self.combination.fields))
-        kept = tuple(name for name in self.combination.fields if name in self.selection.kept)
+        dropped = self.selection.dropped
+        kept = tuple(name for name in self.combination.fields if name not in dropped)
         with contextlib.suppress(Exception):  # some models need a field of each kind
             record.configured = 1 - _parameters(self.combination.build(kept)) / full
 

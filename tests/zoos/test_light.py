@@ -10,11 +10,16 @@ from tests.zoos.run import Loader, run
 
 ROWS = 4_000
 LIGHT = [
-    ("torch-rechub", "WideDeep-same"),
+    ("torch-rechub", "DeepFM-embedding"),
+    ("torch-rechub", "AutoInt"),
     ("torch-rechub", "MMOE"),
-    ("torch-rechub", "DCN"),
+    ("torchfm", "WD"),
+    ("torchfm", "PNN"),
+    ("rtdl/tabm", "rtdl.FTTransformer"),
+    ("rtdl/tabm", "PLE+ResNet"),
 ]
-MODELS = {(zoo.name, one.name): (zoo, one) for zoo in ZOOS for one in zoo.combinations()}
+ZOOS_HERE = [zoo for zoo in ZOOS if any(zoo.name == name for name, _ in LIGHT)]
+MODELS = {(zoo.name, one.name): (zoo, one) for zoo in ZOOS_HERE for one in zoo.combinations()}
 
 
 @pytest.fixture(scope="module")

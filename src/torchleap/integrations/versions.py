@@ -5,10 +5,14 @@ from importlib.metadata import PackageNotFoundError, version
 from .._common.errors import AttachError
 
 SUPPORTED = {
+    "deepctr-torch": ("0.3.0",),
+    "fuxictr": ("2.3.10",),
     "pytorch-frame": ("0.3.0",),
     "pytorch-tabular": ("1.2.0",),
     "pytorch-widedeep": ("1.7.0",),
     "recbole": ("1.2.1",),
+    "torch-rechub": ("0.9.0",),
+    "torchfm": ("0.7.0",),
 }
 
 

@@ -23,15 +23,19 @@ class Place:
             position or the name of an argument. None is the complete value, or the first argument.
         call: The call to gate, counted from 0, where the submodule is called several times in one
             forward pass. None is every call that fits the fields.
+        columns: The first column to gate and the one after the last, where a tensor of the shape
+            (B, D) also has columns that are not fields, such as ids that are embedded later. Those
+            pass unchanged. None is all columns.
 
     >>> Place("encoder", side="output", part=0)
-    Place(at='encoder', side='output', part=0, call=None)
+    Place(at='encoder', side='output', part=0, call=None, columns=None)
     """
 
     at: str
     side: Side | None = None
     part: int | str | None = None
     call: int | None = None
+    columns: tuple[int, int] | None = None
 
     @property
     def label(self) -> str:
@@ -41,6 +45,8 @@ class Place:
             details.append(f"part {self.part!r}")
         if self.call is not None:
             details.append(f"call {self.call}")
+        if self.columns is not None:
+            details.append(f"columns {self.columns[0]} to {self.columns[1] - 1}")
         return f"at={self.at!r} ({', '.join(details)})"
 
     def problems(self) -> list[str]:
@@ -57,7 +63,19 @@ class Place:
             found.append(f"part must be an index or a name, but is {self.part!r}")
         if self.call is not None and not (is_whole(self.call) and self.call >= 0):
             found.append(f"call must be a whole number of at least 0, but is {self.call!r}")
+        if self.columns is not None and not _is_range(self.columns):
+            found.append(
+                "columns must be the first column and the one after the last, such as (8, 12), but "
+                f"is {self.columns!r}"
+            )
         return found
+
+
+def _is_range(columns: Any) -> bool:
+    """Return whether this is a range of columns that is not empty."""
+    if not isinstance(columns, tuple) or len(columns) != 2 or not all(map(is_whole, columns)):
+        return False
+    return bool(0 <= columns[0] < columns[1])
 
 
 class Entry(NamedTuple):

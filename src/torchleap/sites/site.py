@@ -35,6 +35,7 @@ from .columns import find_columns
 from .elements import like, put, take, with_entries
 from .notation import Place
 from .places import CHILD, find_module, home_inside, names_in, walk
+from .some_columns import SomeColumns
 from .values import (
     by_position,
     fields_of,
@@ -69,6 +70,9 @@ class Site:
         self.handles: list[RemovableHandle] = []
         self.siblings: tuple[Site, ...] = (self,)
         self.columns: slice | None = None
+        self.some: SomeColumns | None = None
+        if place.columns is not None:
+            self.some = SomeColumns(place.columns, place.label)
         self.parameters = tuple(inspect.signature(module.forward).parameters)
 
     @property
@@ -205,18 +209,25 @@ class Site:
             call: The arguments by position and by name, or on the side of the output the value
                 that the module has returned.
         """
+        value = call
         if self.side == "input":
-            return self.argument(*call)[0]
-        if self.place.part is None:
-            return call
-        return take(call, self.place.part, self.label)
+            value = self.argument(*call)[0]
+        elif self.place.part is not None:
+            value = take(call, self.place.part, self.label)
+        return value if self.some is None else self.some.take(value)
+
+    def _change(self, value: Any, change: Callable[[Any], Any]) -> Any:
+        """Return a value that is changed, in the columns that this place names if it does so."""
+        if self.some is None:
+            return change(value)
+        return self.some.put(value, change(self.some.take(value)))
 
     def with_argument(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], change: Callable[[Any], Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Return the arguments of a call with a changed value at this place."""
         value, where = self.argument(args, kwargs)
-        changed = change(value)
+        changed = self._change(value, change)
         if isinstance(where, str):
             return args, {**kwargs, where: changed}
         return (*args[:where], changed, *args[where + 1 :]), kwargs
@@ -225,8 +236,8 @@ class Site:
         """Return what a module returns with a changed value at this place."""
         part = self.place.part
         if part is None:
-            return change(output)
-        changed = change(take(output, part, self.label))
+            return self._change(output, change)
+        changed = self._change(take(output, part, self.label), change)
         return put(output, part, changed, self.label)
 
     def gate_when_ready(self, gates: LeAP, value: Any) -> Any:
