@@ -21,7 +21,13 @@ from torch.nn import functional
 from .._common.text import words
 from ..distributed.torchrec import keyed_values
 from ..surgery.rules.registry import CALLS
-from ..surgery.runtime import expect_entries, expect_inputs, expect_rows, kept_columns
+from ..surgery.runtime import (
+    expect_entries,
+    expect_inputs,
+    expect_rows,
+    kept_columns,
+    with_item,
+)
 from .attributes import attribute
 
 
@@ -52,6 +58,7 @@ FUNCTIONS: dict[str, Any] = {
     "torchleap.expect_rows": expect_rows,
     "torchleap.kept_columns": kept_columns,
     "torchleap.keyed_values": keyed_values,
+    "torchleap.with_item": with_item,
     "math.sqrt": math.sqrt,
     **_of(
         operator,

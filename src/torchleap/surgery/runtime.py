@@ -46,6 +46,13 @@ def kept_columns(
     return x.index_select(axis, index)
 
 
+def with_item(x: Tensor, key: Any, value: Any) -> Tensor:
+    """Return what `x[key] = value` would leave in x, which stays as it is."""
+    changed = x.clone()
+    changed[key] = value
+    return changed
+
+
 def expect_entries(
     batch: Mapping[Any, Any],
     known: tuple[Any, ...],

@@ -62,10 +62,18 @@ USES = {
     "not isinstance": lambda y, b: y * 2 if isinstance(y, float) else y,
     "columns one by one": lambda y, b: sum(column * 2 for column in y.T),
     "moved": lambda y, b: y.to(torch.device("cpu")).to(y.device).cpu() + 1,
+    "elements set by a mask": lambda y, b: _set(y * 2, y < 0, 0) * 3,
+    "elements set by another tensor": lambda y, b: _set(y * 2, slice(1, None, 2), y[1::2]) * 3,
+    "a column set": lambda y, b: _set(torch.cat([y, y], 1), (slice(None), 0), 1.5),
     "rows compared": lambda y, b: (
         y if len(y) == len(b["user"]) and len(b["user"]) >= len(b["item"]) else -y
     ),
 }
+
+
+def _set(y, key, value):
+    y[key] = value
+    return y
 
 
 def _changed(y):
@@ -87,6 +95,12 @@ def test_such_functions_are_followed(name):
         assert_same(plugin, selection, small, ids_by_name(rows, 9))
 
 
+def _set_and_seen(y):
+    part = y[:, :1]
+    y[y < 0] = 0
+    return part
+
+
 def _seen(y):
     part = y[:, :1]
     y.mul_(2)
@@ -106,6 +120,7 @@ REFUSED = {
         "in place, by add_",
     ),
     "seen by a view": (lambda y, b: _seen(y * 2), "in place that it reads again"),
+    "elements set that a view shows": (lambda y, b: _set_and_seen(y * 2), "it sets elements of"),
     "a number of rows": (lambda y, b: y * 2 if len(y) == 3 else y, "decides by the result of eq"),
 }
 

@@ -9,6 +9,8 @@ from torch.fx.proxy import TraceError
 from torch.utils._pytree import tree_leaves
 
 from ..._common.text import words
+from ..runtime import with_item
+from ..trial.state import tensors_of
 from .inputs import Query
 from .sizes import Sizes
 
@@ -173,6 +175,23 @@ class KnownProxy(fx.Proxy):
         if self.tracer.is_nothing(self.node, "item", key):  # type: ignore[attr-defined]
             return None
         return self.tracer.create_proxy("call_function", operator.getitem, (self, key), {})
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        """Stand for the changed tensor from now on, where no other value shows the change."""
+        runs: dict[fx.Node, Values] = self.tracer.runs  # type: ignore[attr-defined]
+        shared = [
+            node for node in runs if node is not self.node and self._shares_memory(runs[node])
+        ]
+        is_own = self.node.op in ("call_function", "call_method", "call_module")
+        if not isinstance(self._known, Tensor) or not is_own or shared:
+            raise TraceError(f"it sets elements of {self._described()} in place")
+        changed = self.tracer.create_proxy("call_function", with_item, (self, key, value), {})
+        self.node = changed.node
+
+    def _shares_memory(self, runs: Values) -> bool:
+        """Return whether another value of the example has the memory of this one."""
+        memory = self._known.untyped_storage().data_ptr()
+        return any(other.untyped_storage().data_ptr() == memory for other in tensors_of(runs[0]))
 
     def __iter__(self) -> Any:
         count = self.length()
