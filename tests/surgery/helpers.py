@@ -76,6 +76,11 @@ def pruned(
     return plugin, selection, plugin.prune(selection, **settings).eval()
 
 
+def removed(small):
+    """The layers that are gone."""
+    return [cut.path for cut in tl.plan_of(small).cuts if cut.after == "removed"]
+
+
 def assert_same(plugin, selection, small, batch):
     batch = batch if isinstance(batch, tuple) else (batch,)
     with torch.no_grad(), plugin.masked(selection):

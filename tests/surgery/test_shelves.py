@@ -6,7 +6,20 @@ from pathlib import Path
 import torchleap.surgery
 
 FOLDER = Path(torchleap.surgery.__file__).parent
-SHELVES = ("trial", "runtime", "trace", "rules", "write", "cuts", "recipe", "plan", "prepare")
+SHELVES = (
+    "trial",
+    "runtime",
+    "trace",
+    "rules",
+    "write",
+    "regions",
+    "cuts",
+    "optimizers",
+    "holdings",
+    "recipe",
+    "plan",
+    "prepare",
+)
 
 
 def imported(path):

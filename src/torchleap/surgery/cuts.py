@@ -119,7 +119,8 @@ def _sizes(module: nn.Module) -> list[int]:
 def describe(module: nn.Module) -> str:
     """Return the kind and the sizes of a layer, or else its number of parameters."""
     sizes = _sizes(module) or [count(module.parameters(recurse=False))]
-    return f"{type(module).__name__}({', '.join(f'{size:,}' for size in sizes)})"
+    kind = type(module).__name__.removeprefix("Pruned")  # of a layer that is cut by itself
+    return f"{kind}({', '.join(f'{size:,}' for size in sizes)})"
 
 
 def count(parameters: Iterable[nn.Parameter]) -> int:

@@ -22,7 +22,9 @@ from .cuts import count, cuts_of, size, work
 from .holdings import carry_holdings
 from .plan import Fill, Plan
 from .recipe import Recipe, State
+from .regions.find import Regions, made
 from .rules.written import Origin
+from .trace.follow import by_module
 from .trace.graph import affine_of, trace
 from .trace.tracer import Affine
 from .trial.compare import alike, difference, leaves_of
@@ -30,14 +32,14 @@ from .trial.deadline import check_time, plan_within, time_left, time_limit
 from .trial.examples import Examples, another
 from .trial.rounding import with_other_rounding
 from .trial.run import forget_pass, leaves_of_batch, run, untouched
-from .write.build import as_pruned, build
+from .write.build import Edits, as_pruned, joined
 from .write.feed import feed
 from .write.notes import constants_fed
 from .write.rewrite import rewrite
 from .write.tables import remove_tables, unread_tables
 from .write.unread import Unread, features_unread, inputs_of_dropped
 
-MOST_TABLES = 8  # that a note names
+MOST_NAMES = 8  # that a note has
 WAY_TIME = 0.6  # the fraction of the time that is left for each way but the last
 Make = Callable[[bool], nn.Module]
 
@@ -104,6 +106,7 @@ class Candidate:
         unread: Inputs that it does not read.
         origins: Where its cut parameters come from.
         assumptions: Its assumptions about the batch.
+        alone: The modules that are cut by themselves, by name.
     """
 
     make: Make
@@ -112,6 +115,7 @@ class Candidate:
     unread: tuple[Unread, ...] = ()
     origins: dict[str, Origin] = field(default_factory=dict)
     assumptions: tuple[str, ...] = ()
+    alone: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -217,7 +221,7 @@ class Surgery:
     def plan(self) -> tuple[Plan, Candidate]:
         """Return the first way that is exact, with its plan."""
         reasons: list[str] = []
-        ways = (self.cut, self.fed_without_tables, self.fed)
+        ways = (self.cut, self.cut_locally, self.fed_without_tables, self.fed)
         for attempt in ways:
             share = 1.0 if attempt is ways[-1] else WAY_TIME
             try:
@@ -253,41 +257,77 @@ class Surgery:
         return alike(found, tree_leaves(case.output), lambda: rounded)
 
     def cut(self) -> Candidate:
-        """Rewrite the graph of the model."""
-        traced = trace(self.model, self.gates, self.sites, self.examples, self.affine)
+        """Rewrite the graph of the model, and what can be cut inside of modules not followed."""
+        sites = by_module(self.model, self.sites)
+        traced = trace(self.model, self.gates, sites, self.examples, self.affine)
         self.traced = traced.output()
         rewritten = rewrite(traced, self.affine)
         writer = rewritten.writer
         edits = rewritten.edits
         unread, still_read = inputs_of_dropped(rewritten.view, rewritten.rules)
-        unread += features_unread(traced.graph, edits.graph, self.model, edits.collections)
+        unread += features_unread(traced.graph, writer.graph, self.model, edits.collections)
         notes = [*writer.notes, *constants_fed(rewritten)]
         if still_read:
             names = ", ".join(map(str, still_read))
             notes.append(f"Dropped, but still read past the gates: {names}.")
-        return Candidate(
-            make=partial(_build, self.model, edits),
+        candidate = self._with_regions(edits, list(traced.aside))
+        return replace(
+            candidate,
             graph=edits.graph,
-            notes=tuple(notes),
+            notes=(*notes, *candidate.notes),
             unread=tuple(unread),
+            assumptions=(*writer.assumptions, *candidate.assumptions),
+        )
+
+    def cut_locally(self) -> Candidate:
+        """Cut modules by themselves, feed constants elsewhere, and remove unread tables."""
+        candidate = self._with_regions(Edits(), [""])
+        if not candidate.alone:
+            raise SurgeryError("no module can be cut by itself")
+        return self._without_tables(candidate)
+
+    def _with_regions(self, edits: Edits, aside: list[str]) -> Candidate:
+        """Return the model with edits, and with modules cut by themselves.
+
+        Args:
+            edits: What is changed already.
+            aside: The modules that are called as they are, in which to search; "" is the model.
+        """
+        others = [case.batch for case in self.expected[1:]]
+        finder = Regions(
+            self.model, self.gates, self.sites, self.examples, others, self.affine, self.check
+        )
+        regions = finder.find(edits, aside) if aside else []
+        edits = joined(edits, *(region.edits for region in regions))
+        sites = finder.sites_left(edits, regions)
+        return Candidate(
+            make=partial(made, self.model, self.gates, sites, self.affine, edits),
+            notes=tuple(note for region in regions for note in region.notes),
             origins=edits.origins,
-            assumptions=tuple(writer.assumptions),
+            assumptions=tuple(each for region in regions for each in region.assumptions),
+            alone=tuple(region.path for region in regions),
         )
 
     def fed_without_tables(self) -> Candidate:
         """Feed constants to the model as it is, and remove the tables that nothing reads."""
-        make = self.fed().make
+        return self._without_tables(self.fed())
+
+    def _without_tables(self, candidate: Candidate) -> Candidate:
+        """Remove the tables that nothing reads."""
+        make = candidate.make
         paths = unread_tables(make, [case.batch for case in self.expected])
         if not paths:
-            return self.fed()
-        removed = ", ".join(paths[:MOST_TABLES])
-        if len(paths) > MOST_TABLES:
-            removed += f" and {len(paths) - MOST_TABLES} more"
+            return candidate
+        removed = ", ".join(paths[:MOST_NAMES])
+        if len(paths) > MOST_NAMES:
+            removed += f" and {len(paths) - MOST_NAMES} more"
         note = (
             f"Only dropped fields read {removed} on the example; if forward() does otherwise on "
             "another batch, it raises."
         )
-        return Candidate(partial(_without_tables, make, paths), notes=(note,))
+        return replace(
+            candidate, make=partial(_without_tables, make, paths), notes=(*candidate.notes, note)
+        )
 
     def fed(self) -> Candidate:
         """Feed constants to the model as it is."""
@@ -320,9 +360,7 @@ class Surgery:
         notes = list(candidate.notes)
         change = 0.0
         if reasons:
-            notes.append(
-                f"Nothing behind the gates is cut, constants are fed instead (exact): {reasons[0]}."
-            )
+            notes.append(_instead(candidate.alone, reasons[0]))
         if self.fill == "zero":
             change = difference(run(trial, once), self.exact)
             notes.append(
@@ -362,11 +400,17 @@ def _affine(gates: LeAP, selection: Selection, fill: Fill) -> Affine:
     return scale, shift
 
 
+def _instead(alone: tuple[str, ...], reason: str) -> str:
+    """Return a note on what is done where the model is not one graph."""
+    if not alone:
+        return f"Nothing behind the gates is cut, constants are fed instead (exact): {reason}."
+    names = ", ".join(alone[:MOST_NAMES])
+    if len(alone) > MOST_NAMES:
+        names += f" and {len(alone) - MOST_NAMES} more"
+    return f"Cut by themselves: {names}; elsewhere constants are fed instead (exact): {reason}."
+
+
 # Ways to make a model are functions of few arguments, since a plan keeps these alive.
-
-
-def _build(model: nn.Module, edits: Any, shared: bool) -> nn.Module:
-    return build(model, edits, shared=shared)
 
 
 def _feed(

@@ -34,11 +34,12 @@ def kept_columns(
         runs: The same columns as start and length of neighbours, where these are long, since
             copying neighbours is then faster; else empty.
     """
-    if x.shape[axis] == len(index):
+    kept = index.shape[0]  # not len(), which a pruned model that is pruned again cannot answer
+    if x.shape[axis] == kept:
         return x
     if x.shape[axis] != width:
         raise FieldError(
-            f"Expected {width} columns, or the {len(index)} that are still read, "
+            f"Expected {width} columns, or the {kept} that are still read, "
             f"but found {x.shape[axis]}."
         )
     if runs:
@@ -136,6 +137,43 @@ def _fits(found: Tensor, sizes: tuple[int, ...], properties: Properties) -> bool
     if not properties:  # the usual case, at each call of a pruned model
         return True
     return all(property_of(found, name) == wanted for name, wanted in properties)
+
+
+def expect_constants(x: Tensor, index: Tensor, values: Tensor, where: str) -> None:
+    """Refuse an input in which the dropped columns are not the constants that were folded.
+
+    Args:
+        x: An argument of a module that is cut inside a model whose Python runs as it is.
+        index: The constant elements of a row, among those of a flattened row.
+        values: Their values.
+        where: The name of the module in messages.
+    """
+    if isinstance(x, fx.Proxy):  # a pruned model is pruned again
+        x.repeat_constants(index, values)
+        return
+    if torch.compiler.is_exporting():  # a program has no Python that could take another path
+        return
+    tolerance = 4 * torch.finfo(_precision(x)).eps
+    found = x.flatten(1).index_select(1, index)
+    same = torch.isclose(found, values.to(x.dtype), rtol=tolerance, atol=0.0, equal_nan=True).all()
+    message = (
+        f"Expected the columns of dropped fields to reach {where} as the constants that were "
+        "folded into its weights, as on the example that the model was pruned with, but found "
+        "other values, since forward() takes another path on this batch. Prune with example= such "
+        "a batch."
+    )
+    if torch.compiler.is_compiling():
+        torch._assert_async(same, message)
+    elif not bool(same):
+        raise FieldError(message)
+
+
+def _precision(x: Tensor) -> torch.dtype:
+    """Return the type in which the numbers of a tensor may have been computed."""
+    device = x.device.type
+    if torch.is_autocast_enabled(device):
+        return torch.get_autocast_dtype(device)
+    return x.dtype
 
 
 def walk(value: Any, steps: Steps) -> Any:

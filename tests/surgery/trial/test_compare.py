@@ -15,6 +15,7 @@ from tests.surgery.helpers import COLUMNS, Deciding, Ranker, prepared, pruned
 from tests.surgery.write.test_feed import Batch
 from torchleap.surgery.trial.compare import alike, difference
 from torchleap.surgery.trial.rounding import with_other_rounding
+from torchleap.surgery.write.build import build
 
 
 def test_rounding_is_forgiven_and_errors_are_not():
@@ -285,15 +286,13 @@ def test_a_small_error_in_small_outputs_is_noticed(monkeypatch):
     plugin, _ = prepared(Head(lambda y: torch.sigmoid(y - 12)), at="fields", side="output")
     selection = plugin.select(share=0.6)
     assert "constants are fed instead" not in str(plugin.plan(selection))
-    monkeypatch.setattr(
-        "torchleap.surgery.prepare.build", _slightly_wrong(tl.surgery.prepare.build)
-    )
+    monkeypatch.setattr("torchleap.surgery.regions.find.build", _slightly_wrong(build))
     assert "the pruned model would differ" in str(plugin.plan(selection))
 
 
-def _slightly_wrong(build):
+def _slightly_wrong(make):
     def wrong(*args, **settings):
-        small = build(*args, **settings)
+        small = make(*args, **settings)
         small.deep[0].bias = nn.Parameter(small.deep[0].bias + 1e-3)
         return small
 

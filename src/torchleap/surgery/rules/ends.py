@@ -15,6 +15,10 @@ LONG_RUN = 64  # columns from which on copying neighbours is faster than selecti
 class Input(CutRule):
     """A tensor of the batch: columns that nothing reads may be missing in it."""
 
+    def facts(self, node: fx.Node, view: View) -> Facts:
+        known = view.known.get(str(node.target)) if node.op == "placeholder" else None
+        return known or super().facts(node, view)
+
     def write(self, node: fx.Node, writer: Writer) -> Written:
         held = writer.placeholders.get(node) or writer.copy(node, writer.complete)
         form = form_of(writer.view.live(node))

@@ -114,6 +114,8 @@ class View:
             is not at all.
         features: The features of all sums.
         rules: The rule of each node with rows.
+        known: The constants in arguments of a module that is cut inside a larger model, by name.
+        label: The name of that module in messages.
     """
 
     trace: Trace
@@ -125,6 +127,8 @@ class View:
     reach: float | None = None
     features: Features = field(default_factory=Features)
     rules: dict[fx.Node, Any] = field(default_factory=dict)
+    known: Mapping[str, Facts] = field(default_factory=dict)
+    label: str = ""
 
     def is_rows(self, node: Any) -> bool:
         """Return whether it is a node with the batch as its first dimension."""

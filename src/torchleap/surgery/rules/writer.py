@@ -207,10 +207,17 @@ class Writer:
     def batch(self) -> fx.Node:
         """Return the number of rows, read from the first tensor that is computed."""
         if self._batch is None:
-            first = next(node for node in self.view.trace.graph.nodes if node in self.written)
-            with self.graph.inserting_after(self.written[first].node):
-                self._batch = self.graph.call_method("size", (self.written[first].node, 0))
+            first = self._first_with_rows()
+            with self.graph.inserting_after(first):
+                self._batch = self.graph.call_method("size", (first, 0))
         return self._batch
+
+    def _first_with_rows(self) -> fx.Node:
+        """Return the first new node with rows: an argument, if nothing is computed so far."""
+        for node in self.view.trace.graph.nodes:
+            if node in self.written:
+                return self.written[node].node
+        return next(new for node, new in self.placeholders.items() if self.view.is_rows(node))
 
     # Writing
 

@@ -1,5 +1,6 @@
 """Trace a model as far as its Python can be followed; other modules become one node each."""
 
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -18,16 +19,26 @@ from .parameters import OwnTensors
 from .side_effects import Globals, globals_read, names_changed, reads_environment, watched
 from .tracer import Affine, SiteTracer
 
+Sites = Mapping[nn.Module, list[Site]]  # where the gates sit, by module
 Constants = dict[str, Tensor]  # tensors that the code makes, by the name in the graph
+
+
+def by_module(model: nn.Module, sites: Iterable[Site]) -> dict[nn.Module, list[Site]]:
+    """Return sites by the module at which they sit."""
+    found: dict[nn.Module, list[Site]] = {}
+    for site in sites:
+        found.setdefault(find_module(model, site.at), []).append(site)
+    return found
 
 
 def follow(
     model: nn.Module,
     gates: LeAP,
-    sites: tuple[Site, ...],
+    sites: Sites,
     examples: Examples,
     affine: Affine,
     before: SiteTracer | None = None,
+    outside: Sequence[nn.Module] = (),
 ) -> tuple[SiteTracer, fx.Graph, Constants]:
     """Trace a model in its present mode; return the tracer, the graph and the tensors made by code.
 
@@ -37,37 +48,38 @@ def follow(
     Args:
         model: The attached model.
         gates: Its gates.
-        sites: Where they sit.
+        sites: Where they sit, by module.
         examples: The batches to compute every node on.
         affine: Scale and shift of each column by the gates.
         before: The trace in eval mode, which a trace in train mode must equal.
+        outside: Modules around the model, which are not followed.
     """
-    places: dict[nn.Module, list[Site]] = {}
-    for site in sites:
-        module = find_module(model, site.at)
-        refuse_hooks_between(module, site, is_root=module is model)
-        places.setdefault(module, []).append(site)
+    for module, several in sites.items():
+        for site in several:
+            refuse_hooks_between(module, site, is_root=module is model)
     opaque: set[nn.Module] = set() if before is None else before.opaque
     while True:
         given = tuple(bind(model, call) for call in examples.calls)
-        tracer = SiteTracer(gates, places, given, affine, opaque, before, examples.counts)
-        attempt = _attempt(model, tracer)
+        tracer = SiteTracer(gates, dict(sites), given, affine, opaque, before, examples.counts)
+        attempt = _attempt(model, tracer, outside)
         if attempt is not None:
             break
-    if tracer.marked != set(sites):
+    if tracer.marked != {site for several in sites.values() for site in several}:
         inside = next(iter(opaque), model)
         raise SurgeryError(f"the gates sit inside {type(inside).__name__}, which cannot be traced")
     return tracer, *attempt
 
 
-def _attempt(model: nn.Module, tracer: SiteTracer) -> tuple[fx.Graph, Constants] | None:
+def _attempt(
+    model: nn.Module, tracer: SiteTracer, outside: Sequence[nn.Module]
+) -> tuple[fx.Graph, Constants] | None:
     """Trace a model; None if it failed and one more module has become opaque.
 
     A trace fails if code raises, or sets attributes outside of opaque modules.
     """
     attributes = Attributes(model)
     try:
-        found = _trace(model, tracer)
+        found = _trace(model, tracer, outside)
         changed = set(attributes.changed())
     except SurgeryError:
         raise
@@ -100,10 +112,13 @@ def _make_opaque(model: nn.Module, tracer: SiteTracer, error: Exception) -> None
     tracer.opaque.add(failed[-1])
 
 
-def _trace(model: nn.Module, tracer: SiteTracer) -> tuple[fx.Graph, Constants]:
+def _trace(
+    model: nn.Module, tracer: SiteTracer, outside: Sequence[nn.Module]
+) -> tuple[fx.Graph, Constants]:
     """Run forward() with stand-ins; return its graph, and the tensors that its code makes."""
     variables = Globals(model)
-    names = _changeable(model, tracer)
+    aside = _modules_inside(model, tracer) | set(outside)
+    names = _changeable(aside - set(tracer.gates.modules()))
     executing = partial(getattr, tracer, "executing")
     with (
         muted(model),
@@ -168,7 +183,7 @@ def variables_read(model: nn.Module, tracer: SiteTracer) -> tuple[tuple[str, str
     return tuple(found)
 
 
-def _changeable(model: nn.Module, tracer: SiteTracer) -> set[str]:
+def _changeable(aside: set[nn.Module]) -> set[str]:
     """Return the attributes that modules which are not followed could change.
 
     Raises:
@@ -176,7 +191,7 @@ def _changeable(model: nn.Module, tracer: SiteTracer) -> set[str]:
     """
     attributes: set[str] = set()
     variables: set[str] = set()
-    for module in _modules_inside(model, tracer) - set(tracer.gates.modules()):
+    for module in aside:
         names, others = names_changed(module)
         attributes |= names
         variables |= others

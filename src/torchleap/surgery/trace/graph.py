@@ -1,6 +1,6 @@
 """The graph of a model: every operation between the batch, the gates and the output."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,11 +9,10 @@ from torch import Tensor, fx, nn
 
 from ..._common.errors import SurgeryError
 from ...gates.leap import LeAP
-from ...sites.site import Site
 from ..trial.examples import Examples
 from ..trial.run import in_eval
 from .entries import Entries
-from .follow import Constants, follow, modules_aside, variables_read
+from .follow import Constants, Sites, follow, modules_aside, variables_read
 from .inplace import put_out_of_place
 from .inputs import Path, Query
 from .kinds import Kind, kind_of, varying_nodes
@@ -44,6 +43,7 @@ class Trace:
         counts: The number of rows of each run.
         queries: Questions that were answered with the value of the example.
         nothing: Parts of the batch that are None.
+        folded: Arguments of which an earlier pruning has folded elements; as in the tracer.
         variables: Global variables that forward() reads: Python module, name and value.
     """
 
@@ -62,6 +62,7 @@ class Trace:
     counts: tuple[int, ...]
     queries: list[Query]
     nothing: list[Path]
+    folded: list[tuple[fx.Node, Tensor, Tensor]]
     variables: tuple[tuple[str, str, Any], ...]
 
     def shape(self, node: fx.Node) -> tuple[int, ...]:
@@ -96,21 +97,29 @@ def affine_of(gates: LeAP, kept: Tensor) -> Affine:
 
 
 def trace(
-    model: nn.Module, gates: LeAP, sites: tuple[Site, ...], examples: Examples, affine: Affine
+    model: nn.Module,
+    gates: LeAP,
+    sites: Sites,
+    examples: Examples,
+    affine: Affine,
+    outside: Sequence[nn.Module] = (),
 ) -> Trace:
     """Return the graph of an attached model.
 
     Args:
         model: The attached model.
         gates: Its gates.
-        sites: Where they sit.
+        sites: Where they sit, by module.
         examples: The batches to compute every node on.
         affine: Scale and shift of each column by the gates; the scale is 0 where it is dropped.
+        outside: Modules around the model, whose Python runs as it is, if it is a part of another.
 
     Raises:
         SurgeryError: The model's Python cannot be followed; the message gives the reason.
     """
-    tracer, graph, constants, flag = _trace_both_modes(model, gates, sites, examples, affine)
+    tracer, graph, constants, flag = _trace_both_modes(
+        model, gates, sites, examples, affine, outside
+    )
     values = {node: runs[0] for node, runs in tracer.runs.items()}
     if flag is not None:
         values[flag] = False
@@ -132,19 +141,25 @@ def trace(
         counts=examples.counts,
         queries=tracer.queries,
         nothing=tracer.nothing,
+        folded=tracer.folded,
         variables=variables_read(model, tracer),
     )
 
 
 def _trace_both_modes(
-    model: nn.Module, gates: LeAP, sites: tuple[Site, ...], examples: Examples, affine: Affine
+    model: nn.Module,
+    gates: LeAP,
+    sites: Sites,
+    examples: Examples,
+    affine: Affine,
+    outside: Sequence[nn.Module],
 ) -> tuple[SiteTracer, fx.Graph, Constants, fx.Node | None]:
     """Trace a model in eval and in train mode; the last result is the node that reads the mode."""
     with in_eval(model), torch.enable_grad():
-        tracer, graph, constants = follow(model, gates, sites, examples, affine)
+        tracer, graph, constants = follow(model, gates, sites, examples, affine, None, outside)
         for module in model.modules():
             module.training = True
-        _, in_training, others = follow(model, gates, sites, examples, affine, tracer)
+        _, in_training, others = follow(model, gates, sites, examples, affine, tracer, outside)
     for name, constant in constants.items():
         if not torch.equal(constant, others.get(name, constant)):
             raise SurgeryError("forward() takes another path in train() than in eval()")

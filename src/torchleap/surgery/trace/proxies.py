@@ -95,6 +95,14 @@ class KnownProxy(fx.Proxy):
             self._record(name)
         return self._known
 
+    def repeat_constants(self, index: fx.Proxy, values: fx.Proxy) -> None:
+        """Record a check of an earlier pruning that some columns are constants."""
+        if self.node.op != "placeholder":
+            raise TraceError("an earlier pruning has cut it by itself")
+        runs = self.tracer.runs  # type: ignore[attr-defined]
+        folded = (self.node, runs[index.node][0], runs[values.node][0])
+        self.tracer.folded.append(folded)  # type: ignore[attr-defined]
+
     def _record(self, about: str) -> None:
         self.tracer.queries.append(Query(self.node, about))  # type: ignore[attr-defined]
 

@@ -62,6 +62,8 @@ class SiteTracer(fx.Tracer):
         entries: The arguments that are dicts.
         queries: Questions that were answered with the value of the example.
         nothing: Parts of the batch that are None.
+        folded: Arguments of which an earlier pruning has folded elements of a row: the node, the
+            places of the elements in a flattened row, and their values.
         inside: The modules whose forward() is being followed, from the model inwards.
         failed: The same, when tracing failed.
         executing: Whether a node is being computed, so that calls are not recorded.
@@ -96,13 +98,14 @@ class SiteTracer(fx.Tracer):
         self.entries: dict[str, Entries] = {}
         self.queries: list[Query] = []
         self.nothing: list[Path] = []
+        self.folded: list[tuple[fx.Node, Tensor, Tensor]] = []
         self.inside: list[nn.Module] = []
         self.failed: list[nn.Module] = []
         self.executing = False
         self.writing: set[nn.Module] = set()
         self.marked: set[Site] = set()
         self.calls: dict[nn.Module, int] = {}  # how often the module of a site was called
-        self.autocast = _autocast()
+        self.autocast = autocast()
 
     # Nodes and their values
 
@@ -118,7 +121,7 @@ class SiteTracer(fx.Tracer):
         self.order.append(node)
         if not torch.is_grad_enabled():
             raise TraceError("it switches gradients off")
-        if _autocast() != self.autocast:
+        if autocast() != self.autocast:
             raise TraceError("it switches autocast")
         if self.before is not None:
             self._adopt(node, self.before)
@@ -366,6 +369,7 @@ class SiteTracer(fx.Tracer):
         return self.create_proxy("call_function", gated, (value, place.start, place.stop), {})
 
 
-def _autocast() -> tuple[Any, ...]:
+def autocast() -> tuple[Any, ...]:
+    """Return the present settings of autocast."""
     devices = ("cpu", "cuda")
     return tuple((torch.is_autocast_enabled(d), torch.get_autocast_dtype(d)) for d in devices)

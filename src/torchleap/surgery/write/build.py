@@ -5,7 +5,9 @@ its layers remain.
 """
 
 import copy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
+from types import MethodType
 from typing import Any
 
 import torch
@@ -17,13 +19,15 @@ from ...distributed.torchrec import narrowed
 from ...sites.model import hooks_of
 from ..rules.written import Origin
 
+LAYER = "pruned_layer"  # the name by which the graph of a single layer calls the layer itself
+
 
 @dataclass(frozen=True)
 class Edits:
     """Everything that has to change in a copy of a model.
 
     Attributes:
-        graph: The new forward().
+        graph: The new forward(); None keeps that of the model.
         origins: Parameters and buffers that are cut, by name.
         parameters: New values of parameters and buffers, by name, where a cut alone does not give
             them; a name that the model does not have is a new bias.
@@ -33,9 +37,10 @@ class Edits:
         collections: The tables that are left in a collection of tables, by its name.
         layers: The names of layers that nothing calls any more.
         tensors: The names of parameters and buffers that nothing reads any more.
+        inner: The new forward() of modules inside the model that are cut by themselves, by name.
     """
 
-    graph: fx.Graph
+    graph: fx.Graph | None = None
     origins: dict[str, Origin] = field(default_factory=dict)
     parameters: dict[str, Tensor] = field(default_factory=dict)
     buffers: dict[str, Tensor] = field(default_factory=dict)
@@ -44,6 +49,7 @@ class Edits:
     collections: dict[str, list[Any]] = field(default_factory=dict)
     layers: tuple[str, ...] = ()
     tensors: tuple[str, ...] = ()
+    inner: dict[str, fx.Graph] = field(default_factory=dict)
 
     def values(self, model: nn.Module) -> dict[str, Tensor]:
         """Return the new value of each changed parameter and buffer, in memory of its own."""
@@ -54,6 +60,28 @@ class Edits:
                 assert old is not None
                 found[path] = origin.cut(old)
         return found
+
+
+def joined(*several: Edits) -> Edits:
+    """Return the edits of several parts of a model as one; the first has the graph of the model."""
+    first, *others = several
+    found = replace(
+        first,
+        layers=tuple(path for edits in several for path in edits.layers),
+        tensors=tuple(path for edits in several for path in edits.tensors),
+    )
+    for edits in others:
+        found = replace(
+            found,
+            origins={**found.origins, **edits.origins},
+            parameters={**found.parameters, **edits.parameters},
+            buffers={**found.buffers, **edits.buffers},
+            weights={**found.weights, **edits.weights},
+            attributes={**found.attributes, **edits.attributes},
+            collections={**found.collections, **edits.collections},
+            inner={**found.inner, **edits.inner},
+        )
+    return found
 
 
 def build(model: nn.Module, edits: Edits, *, shared: bool = False) -> nn.Module:
@@ -85,12 +113,16 @@ def build(model: nn.Module, edits: Edits, *, shared: bool = False) -> nn.Module:
     for path, attributes in edits.attributes.items():
         for name, value in attributes.items():
             setattr(small.get_submodule(path), name, value)
-    for name, tensor in edits.buffers.items():
-        small.register_buffer(name, tensor if shared else tensor.clone())
+    for path, tensor in edits.buffers.items():
+        parent, _, name = path.rpartition(".")
+        module = small.get_submodule(parent)
+        module.register_buffer(name, tensor if shared else tensor.clone())
     for path, tensor in edits.weights.items():
         parent, _, name = path.rpartition(".")
         weight = nn.Parameter(tensor if shared else tensor.clone())
         small.get_submodule(parent).register_parameter(name, weight)
+    for path, graph in edits.inner.items():
+        as_pruned(small.get_submodule(path), None, graph)
     return small
 
 
@@ -192,8 +224,14 @@ def as_pruned(model: nn.Module, plan: Any, graph: fx.Graph | None) -> nn.Module:
     }
     if written is not None:
         members["forward"] = _forward_of(written)
+        members[LAYER] = property(partial(_own_forward, base))
     model.__class__ = type(f"Pruned{base.__name__}", (base,), members)
     return model
+
+
+def _own_forward(base: type[nn.Module], layer: nn.Module) -> Any:
+    """Return what a layer that is cut by itself computes between selecting and restoring."""
+    return MethodType(base.forward, layer)
 
 
 def _base_of(model: nn.Module) -> Any:

@@ -5,12 +5,13 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from torch import fx
+from torch import Tensor, fx
 
 from ..._common.errors import SurgeryError
 from ..rules.writer import Writer
 from ..runtime import (
     call_unchanged,
+    expect_constants,
     expect_entries,
     expect_globals,
     expect_inputs,
@@ -24,8 +25,27 @@ from ..trace.inputs import ANY, Expected, expected_of, label_of, path_of, with_e
 
 def add_checks(writer: Writer) -> None:
     """Check at each call what the trace assumes, and record the assumptions for the plan."""
+    _check_constants(writer)
     _check_inputs(writer)
     _check_entries(writer)
+
+
+def _check_constants(writer: Writer) -> None:
+    """Check the constants in arguments of a module that is cut inside a larger model."""
+    view = writer.view
+    last = list(writer.placeholders.values())[-1]
+    for node in writer.placeholders:
+        known = view.known.get(str(node.target))
+        if known is None:
+            continue
+        index = known.const.flatten().nonzero().flatten()
+        value: Tensor = view.trace.values[node]
+        values = known.value.flatten()[index].to(value.device, value.dtype)
+        with writer.graph.inserting_before(last.next):
+            places = writer.register("columns", index.to(value.device))
+            constants = writer.register("constant", values)
+            arguments = (writer.placeholders[node], places, constants, view.label)
+            writer.graph.call_function(expect_constants, arguments)
 
 
 def _check_inputs(writer: Writer) -> None:

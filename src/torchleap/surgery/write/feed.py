@@ -170,8 +170,24 @@ def feed(
         shared: Whether the weights are those of the model itself instead of copies: for a model
             that is only run and counted.
     """
-    layout = gates.known_layout()
     small = without_gates(model, memo_of(model, share=shared))
+    feed_at(small, model, gates, sites, affine)
+    return small
+
+
+def feed_at(
+    small: nn.Module, model: nn.Module, gates: LeAP, sites: tuple[Site, ...], affine: Affine
+) -> None:
+    """Feed constants at these sites to a copy of a model without gates, in place.
+
+    Args:
+        small: The copy.
+        model: The attached model.
+        gates: Its gates.
+        sites: The sites.
+        affine: Scale and shift of each column by the gates.
+    """
+    layout = gates.known_layout()
     constants = Feed(*affine)
     for site in sites:
         module = find_module(small, site.at)
@@ -184,7 +200,6 @@ def feed(
         move_last_hook(module, site, before)
     if any(site.place.call is not None for site in sites):
         small.register_forward_pre_hook(Restart(constants), prepend=True)
-    return small
 
 
 def _free_name(home: nn.Module, constants: Feed) -> str:

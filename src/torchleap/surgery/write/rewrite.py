@@ -2,7 +2,8 @@
 
 import math
 from collections import Counter
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 
 from torch import fx, nn
 
@@ -38,30 +39,51 @@ class Rewrite:
     edits: Edits
 
 
-def rewrite(trace: Trace, affine: Affine) -> Rewrite:
+@dataclass(frozen=True)
+class Surroundings:
+    """What is around a module that is cut inside a larger model.
+
+    Attributes:
+        known: The constants in its arguments, by name.
+        uses: How often modules outside of it hold its layers, parameters and buffers, by id.
+        label: The name of the module in messages.
+    """
+
+    known: Mapping[str, Facts] = field(default_factory=dict)
+    uses: Counter[int] = field(default_factory=Counter)
+    label: str = ""
+
+
+def rewrite(trace: Trace, affine: Affine, around: Surroundings | None = None) -> Rewrite:
     """Write the graph of the pruned model.
 
     Args:
         trace: The trace of the model.
         affine: Scale and shift of each column by the gates; the scale is 0 where it is dropped.
+        around: What is around the model, if it is a module of another one.
     """
-    ways = [_rewrite(trace, affine, reach) for reach in REACHES]
+    around = around or Surroundings()
+    ways = [_rewrite(trace, affine, around, reach) for reach in REACHES]
     found = min((way for way in ways if way is not None), key=_size)
     check_modules_aside(trace, found.writer.graph)
     return found
 
 
-def _rewrite(trace: Trace, affine: Affine, reach: float | None) -> Rewrite | None:
+def _rewrite(
+    trace: Trace, affine: Affine, around: Surroundings, reach: float | None
+) -> Rewrite | None:
     """Write the graph with products with constants as sums that reach so far; see `View.reach`.
 
     None if there are no such products.
     """
     scale, shift = (array.cpu().double() for array in affine)
-    uses = _uses(trace.graph, trace.model)
+    uses = _uses(trace.graph, trace.model) + around.uses + around.uses  # nothing shared is cut
+    known = _known(trace, around.known)
     plain: set[fx.Node] = set()
     with in_eval(trace.model):
         while True:
             view = View(trace, scale, shift, uses=uses, reach=reach)
+            view = replace(view, known=known, label=around.label)
             rules = _spread(view, plain)
             refused = _refused_sums(view, rules)
             if not refused:
@@ -71,7 +93,7 @@ def _rewrite(trace: Trace, affine: Affine, reach: float | None) -> Rewrite | Non
             return None
         _request(view, rules)
         writer = _write(view, rules)
-    return Rewrite(view, rules, writer, _edits(trace, writer))
+    return Rewrite(view, rules, writer, _edits(trace, writer, around.uses))
 
 
 def _size(rewritten: Rewrite) -> int:
@@ -110,6 +132,18 @@ def _takes_sums(node: fx.Node, view: View, rules: dict[fx.Node, CutRule], source
         part in rules and view.split_of(part) is node and rules[part].takes_sums(part, view, source)
         for part in node.users
     )
+
+
+def _known(trace: Trace, known: Mapping[str, Facts]) -> dict[str, Facts]:
+    """Return the constants in the arguments, with those that an earlier pruning has folded."""
+    found = dict(known)
+    for node, index, values in trace.folded:
+        before = found.get(str(node.target), Facts.none(trace.shape(node)))
+        const = before.const.flatten().index_fill(0, index.cpu(), True)
+        value = before.value.flatten().index_copy(0, index.cpu(), values.cpu().double())
+        shape = before.const.shape
+        found[str(node.target)] = Facts(const.reshape(shape), value.reshape(shape))
+    return found
 
 
 def _spread(view: View, plain: set[fx.Node]) -> dict[fx.Node, CutRule]:
@@ -204,16 +238,16 @@ def _remove_unread(graph: fx.Graph) -> None:
             graph.erase_node(node)
 
 
-def _edits(trace: Trace, writer: Writer) -> Edits:
+def _edits(trace: Trace, writer: Writer, outside: Counter[int]) -> Edits:
     """Collect what has to change with the graph."""
     model = trace.model
-    still = _uses(writer.graph, model)
+    still = _uses(writer.graph, model) + outside
     layers = set()
     tensors = set()
     for node in trace.graph.nodes:
         path = str(node.target)
         if node.op == "call_module":
-            if not any(still[key] for key in _contents(model.get_submodule(path))):
+            if not any(still[key] for key in contents(model.get_submodule(path))):
                 layers.add(path)
         elif node.op == "get_attr" and not _is_of_gates(model, path):
             tensor = find(model, path)
@@ -248,7 +282,7 @@ def _uses(graph: fx.Graph, model: nn.Module) -> Counter[int]:
     used: Counter[int] = Counter()
     for node in graph.nodes:
         if node.op == "call_module":
-            used.update(_contents(model.get_submodule(str(node.target))))
+            used.update(contents(model.get_submodule(str(node.target))))
         elif node.op == "get_attr":
             tensor = find(model, str(node.target))
             if tensor is not None:
@@ -256,7 +290,7 @@ def _uses(graph: fx.Graph, model: nn.Module) -> Counter[int]:
     return used
 
 
-def _contents(module: nn.Module) -> list[int]:
+def contents(module: nn.Module) -> list[int]:
     """Return the ids of a layer and everything in it, but for gates, which several sites share."""
     found = []
     for part in module.modules():
