@@ -11,6 +11,7 @@ from torch import fx, nn
 
 import torchleap as tl
 from tests.architectures import attached
+from tests.export.test_rebuild import Deciding, pruned
 from tests.hostile.watch import watched
 from torchleap._common.sealed import digest_of
 from torchleap.export import files
@@ -429,6 +430,37 @@ def test_the_watch_sees_what_a_hostile_file_could_do(tmp_path, monkeypatch):
     with watched(tmp_path) as seen:
         (tmp_path / "allowed").write_text("")
     assert seen == []
+
+
+REBUILD = {
+    "a site that is an attribute": {"sites": [["__class__", "input"]]},
+    "a site that is no name": {"sites": [[["first"], "input"]]},
+    "an unknown side": {"sites": [["join", "exec"]]},
+    "no sites": {"sites": []},
+    "enormous fields": {"fields": [{"name": "user", "width": 1 << 40}]},
+    "fields that are text": {"fields": "user"},
+    "an unknown setting": {"settings": {"__class__": 1}},
+    "a setting of another type": {"settings": {"temperature": "exec"}},
+    "a batch of another kind": {"batch": {"eval": [MARK]}},
+    "a batch of tensors that are absent": {"batch": [[{"tensor": 99}], {"dict": []}]},
+    "a batch that is deep": {"batch": json.loads("[" * 50 + "]" * 50)},
+    "gates in the place of the batch": {"batch": [[{"tensor": -1}], {"dict": []}]},
+    "a file of another digest": {"file": {"bytes": 3, "sha256": ""}},
+}
+
+
+@pytest.mark.parametrize("name", REBUILD)
+def test_a_hostile_folder_makes_a_model_of_code_run_nothing_else(name, tmp_path, monkeypatch):
+    small, _, _ = pruned("deciding")
+    folder = tmp_path / "model"
+    with pytest.warns(UserWarning, match="cannot be loaded without"):
+        tl.export.save(small, folder)
+    monkeypatch.chdir(folder)
+    spoil(folder, lambda content: content["rebuild"].update(REBUILD[name]))
+    with watched(code=False) as seen, pytest.raises(tl.TorchleapError):
+        tl.export.load(folder, Deciding())
+    assert seen == []
+    assert not (folder / "MARK").exists()
 
 
 @pytest.mark.parametrize("file", ["manifest.json", "model.safetensors"])

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 import torchleap as tl
+from torchleap import export
 from torchleap._common.locks import held
 from torchleap._common.plain import write_json
 from torchleap.objectives import OBJECTIVES
@@ -328,6 +329,21 @@ def test_parts_of_another_result_are_refused(part, saved, other, tmp_path):
         match="mixes several results: its model, encoding and layout.json were not written",
     ):
         Served.load(tmp_path)
+
+
+def test_a_result_says_once_whether_its_model_needs_code(saved, tmp_path, recwarn):
+    decision = saved[1]
+    result = decision.save(tmp_path / "result")
+    assert result == export.Saved(tmp_path / "result" / "model", True, ())
+    assert not recwarn.list
+    decision.model.register_forward_hook(lambda *call: call[2])
+    try:
+        result = decision.save(tmp_path / "result")
+    finally:
+        decision.model._forward_hooks.clear()
+    assert result.in_the_way == ("the hooks on the model",)
+    assert [str(warning.message) for warning in recwarn.list] == [str(result)]
+    assert f"{tmp_path / 'result' / 'model'} cannot be loaded" in str(result)
 
 
 def test_folders_that_are_not_results_are_not_replaced(saved, tmp_path):

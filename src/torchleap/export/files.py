@@ -12,6 +12,7 @@ import os
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, TypeGuard
@@ -21,19 +22,22 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, fx, nn
 
-from .._common.errors import SurgeryError
+from .._common.errors import SurgeryError, TorchleapError
 from .._common.files import replace_folder
 from .._common.plain import as_json, read_json
 from .._common.sealed import digest_of
 from .._common.strict import raise_mistake
 from .._common.text import first_line, words
+from ..sites.calls import on_device
 from ..surgery import Plan, plan_of
 from ..surgery.write.build import find
 from . import graphs
 from .loaded import LoadedModel, from_json, paths_of
+from .rebuild import Rebuild, rebuilt, same_output
 
 FORMAT = 2  # raise it when a name in `names` or an argument of a function in it changes
 WEIGHTS = "model.safetensors"
+REBUILD = "rebuild.safetensors"  # what rebuilds a model from its code
 MANIFEST = "manifest.json"
 AGAIN = "Save the model again."
 MOST_NAMES = 5  # that a message shows
@@ -88,6 +92,22 @@ def save(
     Returns:
         Whether `load` will need the model's code, and which operations are in the way.
     """
+    saved = save_silently(model, folder, metrics)
+    if not saved.loads_without_code:
+        warnings.warn(str(saved), stacklevel=2)
+    return saved
+
+
+def save_silently(
+    model: nn.Module, folder: str | os.PathLike[str], metrics: Mapping[str, float] | None = None
+) -> Saved:
+    """Write a model as `save` does, without its warning.
+
+    Args:
+        model: The model.
+        folder: The folder.
+        metrics: Figures of its quality.
+    """
     described = model.torchleap_origin if _is_loaded(model) else _describe(plan_of(model))
     tensors, aliases = _tensors(model)
     parameters = model.named_parameters(remove_duplicate=False)
@@ -104,23 +124,32 @@ def save(
         "graph": graph,
         "needs_code": in_the_way,
     }
+    rebuild = None
+    if graph is None and not _is_loaded(model):
+        rebuild = Rebuild.of(model, plan_of(model))
     with replace_folder(folder, marker=MANIFEST, what="a saved model", refused=SurgeryError) as new:
-        _write(new, tensors, content)
-    saved = Saved(Path(folder), graph is not None, tuple(in_the_way))
-    if not saved.loads_without_code:
-        warnings.warn(str(saved), stacklevel=2)
-    return saved
+        _write(new, tensors, content, rebuild)
+    return Saved(Path(folder), graph is not None, tuple(in_the_way))
 
 
-def _write(folder: Path, tensors: dict[str, Tensor], content: dict[str, Any]) -> None:
+def _write(
+    folder: Path, tensors: dict[str, Tensor], content: dict[str, Any], rebuild: Rebuild | None
+) -> None:
     """Write weights and manifest to a new folder."""
-    weights = folder / WEIGHTS
-    save_file(tensors, weights)
-    content["weights"] = {"bytes": weights.stat().st_size, "sha256": digest_of(weights)}
+    content["weights"] = _write_tensors(folder / WEIGHTS, tensors)
+    if rebuild is not None:
+        written = _write_tensors(folder / REBUILD, rebuild.tensors)
+        content["rebuild"] = {**rebuild.described, "file": written}
     content["sha256"] = _digest_of(content)
     (folder / MANIFEST).write_text(as_json(content, indent=1), encoding="utf-8")
-    # safetensors makes files that only their owner can read
-    weights.chmod((folder / MANIFEST).stat().st_mode & 0o777)
+    for file in folder.iterdir():  # safetensors makes files that only their owner can read
+        file.chmod((folder / MANIFEST).stat().st_mode & 0o777)
+
+
+def _write_tensors(path: Path, tensors: dict[str, Tensor]) -> dict[str, Any]:
+    """Write a file of tensors; return its size and digest."""
+    save_file(tensors, path)
+    return {"bytes": path.stat().st_size, "sha256": digest_of(path)}
 
 
 def manifest(folder: str | os.PathLike[str]) -> dict[str, Any]:
@@ -150,37 +179,49 @@ def manifest(folder: str | os.PathLike[str]) -> dict[str, Any]:
     return dict(content)
 
 
-def load(folder: str | os.PathLike[str], model: nn.Module | None = None) -> nn.Module:
+def load(
+    folder: str | os.PathLike[str], model: nn.Module | None = None, *, example: Any = None
+) -> nn.Module:
     """Return the model that `save` wrote, in eval mode.
 
     Args:
         folder: The folder.
-        model: A pruned model whose weights to replace; only needed where the manifest cannot
-            describe the model, as its message then explains.
+        model: The model as built from its code, before `attach`; only needed where the manifest
+            cannot describe the pruned one, as the message of `save` then explains. It is left as
+            it is: it is pruned again as the saved one was, and the result gets the saved weights.
+            A model that is pruned already gets the saved weights itself.
+        example: A batch as the model takes it; only needed where the folder holds none, since the
+            batches are objects of the model's own classes.
     """
     content = manifest(folder)
     try:
-        return _load(folder, content, model)
-    except SurgeryError:
+        return _load(folder, content, model, example)
+    except TorchleapError:
         raise
     except _DAMAGES as error:
         reason = f"{type(error).__name__}: {first_line(error)}"
+        if model is not None:
+            raise SurgeryError(
+                f"{folder} does not fit the given {type(model).__name__} ({reason}). Build it as "
+                "it was before attach()."
+            ) from error
         raise SurgeryError(
             f"{folder} is damaged: its model cannot be built ({reason}). {AGAIN}"
         ) from error
 
 
 def _load(
-    folder: str | os.PathLike[str], content: dict[str, Any], model: nn.Module | None
+    folder: str | os.PathLike[str], content: dict[str, Any], model: nn.Module | None, example: Any
 ) -> nn.Module:
     weights = _read(Path(folder) / WEIGHTS, content["weights"])
     tensors = _with_aliases(weights, content["aliases"])
     if model is not None:
-        problems = _mismatches(model, tensors)
-        if problems:
-            raise SurgeryError(f"{folder} holds another model: {'; '.join(problems[:3])}.")
-        model.load_state_dict({name: tensors[name] for name in model.state_dict()})
-        return model.eval()
+        give = partial(_give_weights, folder, tensors)
+        if hasattr(type(model), "pruned_plan") or "rebuild" not in content:
+            give(model)
+            return model.eval()
+        held = _read(Path(folder) / REBUILD, content["rebuild"]["file"])
+        return rebuilt(content, held, model, example, give).eval()
     if content["graph"] is None:
         raise SurgeryError(
             f"{folder} cannot be loaded without its code, because of "
@@ -190,6 +231,21 @@ def _load(
     loaded = from_json(content["graph"], tensors, content["trainable"], content["model"])
     loaded.torchleap_origin = {key: content[key] for key in _DESCRIBED}
     return loaded.eval()
+
+
+def _give_weights(
+    folder: str | os.PathLike[str], tensors: Mapping[str, Tensor], model: nn.Module
+) -> None:
+    """Give a pruned model the saved weights, or raise if it is another model."""
+    problems = _mismatches(model, tensors)
+    if problems:
+        raise SurgeryError(f"{folder} holds another model: {'; '.join(problems[:3])}.")
+    state = model.state_dict()
+    model.load_state_dict({name: tensors[name] for name in state})
+    for name in set(tensors) - set(state):  # tensors that are not a part of the state
+        target = find(model, name)
+        if target is not None:
+            target.data.copy_(tensors[name])
 
 
 def _needs_code(content: Mapping[str, Any]) -> list[str]:
@@ -236,11 +292,25 @@ def _graph(
             return None, ["a forward() that could not be traced"]
         if problems:
             return None, problems
-        from_json(described, tensors, trainable, "Trial")
+        trial = from_json(described, tensors, trainable, "Trial")
+        if not _is_loaded(model) and not _computes_the_same(model, trial):
+            return None, ["an operation that computes something else when it is loaded"]
     except _DAMAGES as error:
         raise_mistake(error)
         return None, [str(error)]
     return described, []
+
+
+def _computes_the_same(model: nn.Module, trial: nn.Module) -> bool:
+    """Return whether a model that was built from a description computes what the model does."""
+    known = plan_of(model).attachment
+    if known is None or known.batch is None or any(map(_is_elsewhere, model.parameters())):
+        return True
+    return same_output(model, trial, on_device(known.batch, torch.device("cpu")))
+
+
+def _is_elsewhere(tensor: Tensor) -> bool:
+    return tensor.device.type != "cpu"
 
 
 def _describe(plan: Plan) -> dict[str, Any]:

@@ -6,9 +6,10 @@ prune and fine-tune, compare; `_run` reads like that list.
 
 import os
 import time
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from .._common.files import replace_file, replace_together
 from .._common.plain import as_json, write_json
 from ..data.task import Task
 from ..distributed import ranks
+from ..export import Saved
 from ..methods import Method
 from ..methods import named as method_named
 from ..models import Backbone
@@ -51,7 +53,7 @@ from .record import (
 )
 from .retrain import retrain, seeded
 from .search import SearchResult, search
-from .serve import LAYOUT, refuse_others, save_served
+from .serve import LAYOUT, MODEL, refuse_others, save_served
 
 OF_HOOKS = ("gate_", "fall_std_")  # entries of the history that have one value per field
 OnStage = Callable[[str], None]
@@ -75,8 +77,10 @@ class Decision:
 
     def save(
         self, folder: str | os.PathLike[str], also: Callable[[Path], None] = lambda made: None
-    ) -> None:
+    ) -> Saved:
         """Write the result to a folder, all files or none.
+
+        It warns if the model in it cannot be loaded without its code.
 
         The files are selection.json, model/, encoding/, layout.json, metrics.json, history.jsonl
         and report.json.
@@ -85,24 +89,31 @@ class Decision:
             folder: The folder, which is made if it does not exist; its other files stay.
             also: Writes more files to the folder that it is called with, which are put in place
                 together with the others; by default there are none.
+
+        Returns:
+            Whether the model can be loaded without its code, and what is in the way.
         """
         refuse_others(Path(folder))
         with replace_together(folder, last=LAYOUT) as made:
-            self._write(made)
+            saved = replace(self._write(made), path=Path(folder) / MODEL)
             also(made)
+        if not saved.loads_without_code:
+            warnings.warn(str(saved), stacklevel=2)
+        return saved
 
-    def _write(self, folder: Path) -> None:
+    def _write(self, folder: Path) -> Saved:
         metrics = self.record["metrics"]
         by_name = {}
         for part in ("before", "after"):
             for name, value in metrics[part].items():
                 by_name[f"{part}_{name}"] = value
         self.selection.save(folder / "selection.json")
-        save_served(self.model, self.task, self.selection, folder, by_name)
+        saved = save_served(self.model, self.task, self.selection, folder, by_name)
         write_json(folder / "metrics.json", metrics, indent=1)
         with replace_file(folder / "history.jsonl") as path:
             path.write_text("".join(map(as_json, self.record["history"])), encoding="utf-8")
         write_json(folder / "report.json", self.record)
+        return saved
 
 
 def decide(

@@ -21,6 +21,7 @@ from ..data.files.encoding import MANIFEST as ENCODED
 from ..data.files.encoding import Encoding, save_encoding
 from ..data.files.open import open_source
 from ..data.task import Batch, Task
+from ..export.files import save_silently
 from ..objectives import OBJECTIVES, Objective, objective_named
 from ..selection import Selection
 
@@ -50,7 +51,7 @@ OF_MODELS = (
 
 def save_served(
     model: nn.Module, task: Task, selection: Selection, folder: Path, metrics: dict[str, float]
-) -> None:
+) -> export.Saved:
     """Write a pruned model, the encoding of its columns, and the layout that binds them.
 
     Args:
@@ -59,14 +60,18 @@ def save_served(
         selection: The fields that it keeps.
         folder: An existing folder.
         metrics: The metrics to save with the model, by name.
+
+    Returns:
+        Whether the model can be loaded without its code.
     """
-    export.save(model, folder / MODEL, metrics=metrics)
+    saved = save_silently(model, folder / MODEL, metrics)
     save_encoding(task, folder / ENCODING, only=selection)
     content: dict[str, Any] = {"objective": task.objective.name}
     for kind in KINDS:
         slots = task.slots(ids=kind == "ids")
         content[kind] = {name: [place.start, place.stop] for name, place in slots.items()}
     write_json(folder / LAYOUT, {**content, "result": _digest(folder, content)})
+    return saved
 
 
 def refuse_others(folder: Path) -> None:

@@ -8,6 +8,7 @@ from torch import nn
 from .._common.errors import SurgeryError
 from .._common.text import plural, table
 from ..selection import Selection
+from .attachment import Attachment
 from .cuts import Cut
 from .recipe import Recipe
 from .rules.written import Origin
@@ -41,6 +42,7 @@ class Plan:
         change: The largest change of the output on the example by fill="zero"; 0 with means.
         origins: Where parameters that are cut come from, by name.
         assumptions: Assumptions about the batch; the pruned model checks them at each call.
+        attachment: How the gates were attached, to rebuild the pruned model from code.
         recipe: How to make the pruned model; None if the plan cannot be applied.
     """
 
@@ -56,6 +58,7 @@ class Plan:
     change: float
     origins: dict[str, Origin] = field(repr=False)
     assumptions: tuple[str, ...] = ()
+    attachment: Attachment | None = field(default=None, repr=False, compare=False)
     recipe: Recipe | None = field(default=None, repr=False, compare=False)
 
     def apply(self) -> nn.Module:

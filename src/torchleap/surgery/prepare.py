@@ -18,6 +18,7 @@ from ..gates.leap import LeAP
 from ..selection import Selection
 from ..sites.calls import Call, few_rows
 from ..sites.site import Site
+from .attachment import Attachment
 from .cuts import count, cuts_of, size, work
 from .holdings import carry_holdings
 from .plan import Fill, Plan
@@ -92,7 +93,8 @@ def make_plan(
         masked=surgery.masked,
     )
     notes = carry_holdings(source, candidate.make(True), plan.origins, with_state=False)
-    return replace(plan, recipe=recipe, notes=(*plan.notes, *notes))
+    attachment = Attachment.of(gates, sites, surgery.examples.once)
+    return replace(plan, recipe=recipe, attachment=attachment, notes=(*plan.notes, *notes))
 
 
 @dataclass(frozen=True)
