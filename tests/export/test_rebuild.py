@@ -95,6 +95,19 @@ class Plain(nn.Module):
         return torch.special.entr(x.sigmoid()).sum(1)
 
 
+class Wide(Tables):
+    """A field that arrives at two places, with one gate."""
+
+    def __init__(self):
+        super().__init__()
+        self.wide = nn.ModuleDict({name: nn.Embedding(12, 1) for name in NAMES[:2]})
+
+    def forward(self, batch):
+        x = torch.special.entr(torch.sigmoid(self.first(self.joined(batch))))
+        wide = [table(batch[name]) for name, table in self.wide.items()]
+        return self.last(self.norm(x)).squeeze(1) + torch.cat(wide, 1).sum(1)
+
+
 def columns(rows=32, seed=0):
     rng = torch.Generator().manual_seed(seed)
     return torch.randn(rows, 8, generator=rng), torch.randn(rows, 12, generator=rng)
@@ -105,6 +118,17 @@ CASES = {
     "opaque": (Opaque, {"at": "join", "side": "output"}, ids_by_name),
     "deciding": (Deciding, {"at": "join", "side": "output"}, ids_by_name),
     "hooked": (Hooked, {"at": "join", "side": "output"}, ids_by_name),
+    "two places": (
+        Wide,
+        {
+            "at": {
+                tl.Place("join", side="output"): FIELDS,
+                tl.Place("wide.user", side="output"): {"user": 1},
+                tl.Place("wide.item", side="output"): {"item": 1},
+            }
+        },
+        ids_by_name,
+    ),
     "two sites": (Plain, {"at": ["left", "right"]}, columns),
 }
 
@@ -117,7 +141,8 @@ def pruned(name, share=0.6, **settings):
     torch.manual_seed(0)
     build, place, make = CASES[name]
     model = build()
-    plugin = tl.attach(model, FIELDS, **place, **settings)
+    fields = None if isinstance(place["at"], dict) else FIELDS
+    plugin = tl.attach(model, fields, **place, **settings)
     for step in range(3):
         called(model.train(), make(seed=step))
     with torch.no_grad():
@@ -290,3 +315,15 @@ def test_a_stand_in_has_the_form_of_the_example():
     assert batch["empty"].shape == (0, 3)
     assert batch["mask"].dtype == torch.bool
     assert stand_in(((Rows(1),), {})) is None
+
+
+def test_a_batch_that_is_given_by_name_is_too(tmp_path):
+    model = Plain()
+    plugin = tl.attach(model, FIELDS, at=["left", "right"])
+    for seed in range(2):
+        x, y = columns(seed=seed)
+        model(y=y, x=x)
+    small = plugin.prune(tl.Selection(plugin.fields, (0.1, *[0.9] * 4), (False, *[True] * 4)))
+    saved(small, tmp_path / "model")
+    x, y = columns(seed=5)
+    assert_equal(tl.export.load(tmp_path / "model", Plain())(x, y=y), small.eval()(x, y))

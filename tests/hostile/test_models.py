@@ -433,10 +433,14 @@ def test_the_watch_sees_what_a_hostile_file_could_do(tmp_path, monkeypatch):
 
 
 REBUILD = {
-    "a site that is an attribute": {"sites": [["__class__", "input"]]},
-    "a site that is no name": {"sites": [[["first"], "input"]]},
-    "an unknown side": {"sites": [["join", "exec"]]},
+    "a site that is an attribute": {
+        "sites": [{"at": "__class__", "side": "input", "widths": None}]
+    },
+    "a site that is no name": {"sites": [{"at": ["first"], "side": "input", "widths": None}]},
+    "an unknown side": {"sites": [{"at": "join", "side": "exec", "widths": None}]},
     "no sites": {"sites": []},
+    "a site with other entries": {"sites": [{"at": "join", "eval": MARK, "widths": None}]},
+    "enormous widths": {"sites": [{"at": "join", "side": "output", "widths": [["user", 1 << 40]]}]},
     "enormous fields": {"fields": [{"name": "user", "width": 1 << 40}]},
     "fields that are text": {"fields": "user"},
     "an unknown setting": {"settings": {"__class__": 1}},

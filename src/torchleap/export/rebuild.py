@@ -57,7 +57,7 @@ class Rebuild:
         tensors |= {f"{BATCH}{place}": tensor for place, tensor in enumerate(form.tensors)}
         tensors |= {f"{OUTPUT}{place}": tensor for place, tensor in enumerate(output)}
         described = {
-            "sites": [list(site) for site in known.sites],
+            "sites": known.sites,
             "fields": known.fields,
             "settings": plain(known.settings, "settings"),
             "batch": form.described,

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from ..fields import Fields
 from ..gates.leap import LeAP
 from ..sites.calls import Call
+from ..sites.notation import Place, read_notation
 from ..sites.placement import put_into
 from ..sites.site import Site
 from .trial.stand_in import stand_in
@@ -22,14 +23,14 @@ class Attachment:
     """Where and how gates were attached.
 
     Attributes:
-        sites: The name and side of each site.
+        sites: The place of each site, and the widths of the fields there if they are named.
         fields: The fields as they arrive at the sites; JSON has them.
         settings: The settings of the gates.
         gates: The state of the gates when the model was pruned.
         batch: A batch of the form of the example, with none of its rows; None if it cannot be made.
     """
 
-    sites: tuple[tuple[str, str], ...]
+    sites: list[dict[str, Any]]
     fields: list[dict[str, Any]]
     settings: dict[str, Any]
     gates: dict[str, Tensor]
@@ -46,7 +47,7 @@ class Attachment:
         """
         state = {name: tensor.detach().clone() for name, tensor in gates.state_dict().items()}
         return cls(
-            sites=tuple((site.at, site.side) for site in sites),
+            sites=[_described(site, gates) for site in sites],
             fields=gates.arriving_fields().to_json(),
             settings=asdict(gates.settings),
             gates={name: tensor for name, tensor in state.items() if isinstance(tensor, Tensor)},
@@ -54,19 +55,40 @@ class Attachment:
         )
 
 
+def _described(site: Site, gates: LeAP) -> dict[str, Any]:
+    """Return the place of a site, and the fields there if the notation has named them."""
+    fields = gates.known_layout().fields_in(site.columns) if site.is_named else None
+    widths = None if fields is None else [[field.name, field.width] for field in fields]
+    return {**asdict(site.place), "widths": widths}
+
+
 def attach_again(
-    model: nn.Module, sites: Any, fields: Fields, settings: Mapping[str, Any], batch: Call
+    model: nn.Module,
+    sites: list[dict[str, Any]],
+    fields: Fields,
+    settings: Mapping[str, Any],
+    batch: Call,
 ) -> tuple[LeAP, tuple[Site, ...]]:
     """Put gates into a model as an `Attachment` describes it.
 
     Args:
         model: The model, without gates.
-        sites: The name and side of each site.
+        sites: The place of each site, and the widths of the fields there.
         fields: The fields as they arrive.
         settings: The settings of the gates.
         batch: A batch.
     """
-    gates = LeAP(fields, **settings)
-    names = [str(at) for at, _ in sites]
+    places: list[Any] = [Place(**_without_widths(site)) for site in sites]
+    widths = [site["widths"] for site in sites]
+    if widths[0] is None:
+        notation = read_notation(fields, places, "input")
+    else:
+        at = dict(zip(places, map(dict, widths), strict=True))
+        notation = read_notation(fields, at, "input")
+    gates = LeAP(None if notation.is_by_place else fields, **settings)
     args, named = batch
-    return gates, put_into(model, names, sites[0][1], gates, None if named else args)
+    return gates, put_into(model, notation, gates, None if named else args)
+
+
+def _without_widths(site: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in site.items() if key != "widths"}
