@@ -100,6 +100,7 @@ class FactorizationMachine(nn.Module):
         self.linear = nn.Embedding(fields * vocabulary, 1)
         self.deep = nn.Sequential(nn.Linear(fields * width, 16), nn.ReLU(), nn.Linear(16, 1))
         self.register_buffer("offset", torch.arange(fields) * vocabulary)
+        nn.init.xavier_uniform_(self.table.weight)
 
     def forward(self, ids):
         ids = ids + self.offset
