@@ -640,3 +640,42 @@ def test_surgery_is_tried_on_the_example_or_else_on_the_first_batch():
         assert (
             len(plugin.plan(tl.Selection(plugin.fields, (0.0,) * 3, (True, False, True))).cuts) == 1
         )
+
+
+class Partly(nn.Module):
+    """Calls two of its three layers."""
+
+    def __init__(self):
+        super().__init__()
+        self.user, self.item, self.spare = nn.Identity(), nn.Linear(3, 1), nn.Identity()
+
+    def forward(self, x):
+        return self.user(x[:, :5]).sum(1, keepdim=True) + self.item(x[:, 5:])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            {"at": {"user": {"a": 5}, "spare": {"a": 1, "b": 2}, "item": {"c": 3}}},
+            r"gates of \['a', 'b'\] at at='user' \(input\) and at='spare' \(input\): the model",
+        ),
+        (
+            {"at": {"user": {"a": 5}, "spare": {"b": 2}, "item": {"c": 3}}},
+            r"gates of \['b'\] at at='spare' \(input\): the model has not called all",
+        ),
+    ],
+)
+def test_a_place_that_is_never_called_is_named_when_fields_are_selected(arguments, message):
+    model = Partly()
+    plugin = tl.attach(model, **arguments)
+    trainer = plugin.trainer(steps=20)
+    for _ in range(20):
+        model(torch.randn(16, 8)).square().mean().backward()
+        trainer.step()
+    with pytest.raises(SelectionError, match=message):
+        plugin.select()
+    count = len(plugin.fields)
+    selection = tl.Selection(plugin.fields, (1.0,) * count, (True,) * count)
+    with pytest.raises(FieldError, match=r"no means to put in place of \[.*'b'\]: no training"):
+        plugin.plan(selection, example=torch.randn(4, 8))

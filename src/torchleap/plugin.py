@@ -336,6 +336,7 @@ class Plugin:
         can_move = self.gates.fields is not None and bool((self.gates.free > 0).any())
         if self.gates.fields is None or (can_move and not self.gates.moved):
             raise SelectionError(why_none_moved(self.gates))
+        self._refuse_unmeasured()
         doubt = why_none_closed(self.gates)
         if doubt is not None:
             warnings.warn(doubt, stacklevel=2)
@@ -345,6 +346,23 @@ class Plugin:
             Rule.of(threshold=threshold, share=share, dims=dims, cost=cost),
             method="leap" if self.gates.settings.adaptive else "leap_base",
             settings={**asdict(self.gates.settings), "seed": int(self.gates.seed)},
+        )
+
+    def _refuse_unmeasured(self) -> None:
+        """Refuse to select if the gates of some fields were trained, and those of others were not."""
+        names = self.gates.unmeasured()
+        if not names or len(names) == len(self.fields):
+            return
+        columns = [one for name in names for one in self.gates.columns_of(name)]
+        places = []
+        for site in self.sites:
+            own = site.columns
+            if own is None or any(own.start < one.stop and one.start < own.stop for one in columns):
+                places.append(site.label)
+        raise SelectionError(
+            f"No training step has passed the gates of {names} at {' and '.join(places)}: the "
+            "model has not called all of these places in one forward pass. Choose places that it "
+            "calls, or leave out these fields."
         )
 
     @contextmanager

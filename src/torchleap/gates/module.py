@@ -223,6 +223,12 @@ class GateModule(nn.Module):
             self._warm_up_ahead = bool(warm.any()) or not bool(reached.any())
         return self._warm_up_ahead
 
+    def unmeasured(self) -> list[str]:
+        """Return the fields that no training batch has passed, or not at all of their places."""
+        seen = (self.steps > 0)[self.field_gate].tolist()
+        names = self.known_fields().names
+        return [name for name, has_passed in zip(names, seen, strict=True) if not has_passed]
+
     def note_pressure(self) -> None:
         """Note that something presses on the gates, so that useless ones can close."""
         if not self.is_pressed:  # a compiler would have to write back an assignment
@@ -235,9 +241,11 @@ class GateModule(nn.Module):
         Nested contexts add up: a field is kept if all of them keep it.
         """
         fields = self.known_fields()
-        if not bool((self.steps > 0).all()):
+        unmeasured = self.unmeasured()
+        if unmeasured:
+            names = "the fields" if len(unmeasured) == len(fields) else f"{unmeasured}"
             raise FieldError(
-                f"{self.context.place} has no means to put in place of the fields: "
+                f"{self.context.place} has no means to put in place of {names}: "
                 "no training batch has passed. Train first."
             )
         mask = torch.zeros(fields.dims, dtype=torch.bool)
