@@ -7,8 +7,8 @@ KERNEL := $(wildcard src/torchleap/native/*.[ch] src/torchleap/native/build.py)
 TRITON := .venv-triton
 TORCHREC := .venv-torchrec
 LIGHT_ZOOS := rechub torchfm rtdl  # in the environment of the other tests
-HEAVY_ZOOS := deepctr fuxictr tabular
-ZOO ?= $(LIGHT_ZOOS) $(HEAVY_ZOOS)
+HEAVY_ZOOS := deepctr fuxictr recbole widedeep frame tabular deeptab
+ZOO ?= $(LIGHT_ZOOS) $(HEAVY_ZOOS) loops
 
 .PHONY: help setup demo test mutants test-triton test-torchrec test-zoos zoos lint format type bench bench-quick picture clean
 
@@ -87,10 +87,10 @@ ENVIRONMENTS := $(foreach zoo,$(filter-out $(LIGHT_ZOOS),$(ZOO)),.venv-zoo-$(zoo
 in_zoo = $(if $(filter $(1),$(LIGHT_ZOOS)),$(RUN),.venv-zoo-$(1)/bin/python)
 
 test-zoos: $(READY) $(ENVIRONMENTS)
-	$(foreach zoo,$(ZOO),TORCHLEAP_STRICT=1 TORCHLEAP_ZOO=$(zoo) $(call in_zoo,$(zoo)) -m pytest tests/zoos/test_all.py &&) true
+	$(foreach zoo,$(ZOO),TORCHLEAP_STRICT=1 TORCHLEAP_ZOO=$(zoo) $(call in_zoo,$(zoo)) -m pytest tests/zoos/test_all.py tests/zoos/test_loops.py &&) true
 
 zoos: $(READY) $(ENVIRONMENTS)
-	$(foreach zoo,$(ZOO),$(call in_zoo,$(zoo)) benchmarks/zoos.py --zoo $(zoo) > /dev/null &&) true
+	$(foreach zoo,$(filter-out loops,$(ZOO)),$(call in_zoo,$(zoo)) benchmarks/zoos.py --zoo $(zoo) > /dev/null &&) true
 	$(RUN) benchmarks/zoos.py --print
 
 .venv-zoo-%/.ready: tests/zoos/requirements/%.txt pyproject.toml

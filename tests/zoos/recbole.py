@@ -1,5 +1,6 @@
 """Models of RecBole 1.2.1, trained by its Trainer on data sets that it reads from files."""
 
+import contextlib
 import tempfile
 from collections.abc import Callable
 from functools import cache
@@ -91,7 +92,7 @@ def fit(model: str) -> Callable[[nn.Module, Log], None]:
         from recbole.data import create_dataset, data_preparation
         from recbole.trainer import Trainer
 
-        with tempfile.TemporaryDirectory() as folder:
+        with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
             write(log, folder)
             settings = config(folder, model, FIELDS)
             batches, _, _ = data_preparation(settings, create_dataset(settings))

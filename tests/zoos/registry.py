@@ -37,5 +37,9 @@ ZOOS = [
     Zoo("torchfm", "torchfm", "torchfm"),
     Zoo("fuxictr", "fuxictr", "fuxictr"),
     Zoo("rtdl/tabm", "rtdl", "tabm"),
+    Zoo("recbole", "recbole", "recbole"),
+    Zoo("pytorch-widedeep", "widedeep", "pytorch_widedeep"),
+    Zoo("pytorch-frame", "frame", "torch_frame"),
     Zoo("pytorch-tabular", "tabular", "pytorch_tabular"),
+    Zoo("deeptab", "deeptab", "deeptab"),
 ]

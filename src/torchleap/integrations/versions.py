@@ -7,6 +7,8 @@ from .._common.errors import AttachError
 SUPPORTED = {
     "deepctr-torch": ("0.3.0",),
     "fuxictr": ("2.3.10",),
+    "skorch": ("1.4.0",),
+    "deeptab": ("2.1.0",),
     "pytorch-frame": ("0.3.0",),
     "pytorch-tabular": ("1.2.0",),
     "pytorch-widedeep": ("1.7.0",),
