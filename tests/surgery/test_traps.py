@@ -99,18 +99,6 @@ FOLLOWED = {
         20,
         {"a": lambda: nn.ReLU(inplace=True)},
     ),
-}
-
-
-NOT_FOLLOWED = {
-    "a branch on the data": (lambda m, x: x if (x > 3).any().item() else -x, 20),
-    "a branch on the number of rows": (lambda m, x: x if x.shape[0] > 10 else -x, 20),
-    "a branch on a lone row": (lambda m, x: x if x.shape[0] != 1 else x * 2, 20),
-    "parts of the batch": (
-        lambda m, x: torch.cat([part * i for i, part in enumerate(x.chunk(4, 0), 1)]),
-        20,
-    ),
-    "each row": (lambda m, x: torch.stack([row * 2 for row in x.unbind(0)]), 20),
     "in place, read again": (
         lambda m, x: (lambda h: m.r(h) + h)(m.a(x)),
         6,
@@ -119,6 +107,23 @@ NOT_FOLLOWED = {
     "relu_": (in_place(lambda m, x: torch.relu_(x)), 20),
     "relu by an argument": (in_place(lambda m, x: functional.relu(x, inplace=True)), 20),
     "a layer": (in_place(lambda m, x: m.a(x)), 20, {"a": lambda: nn.LeakyReLU(inplace=True)}),
+}
+
+
+NOT_FOLLOWED = {
+    "in place, seen by a view": (
+        lambda m, x: (lambda h: h[:, :1] + 0 * m.r(h))(m.a(x)),
+        6,
+        {"a": lambda: nn.Linear(20, 6), "r": lambda: nn.ReLU(inplace=True)},
+    ),
+    "a branch on the data": (lambda m, x: x if (x > 3).any().item() else -x, 20),
+    "a branch on the number of rows": (lambda m, x: x if x.shape[0] > 10 else -x, 20),
+    "a branch on a lone row": (lambda m, x: x if x.shape[0] != 1 else x * 2, 20),
+    "parts of the batch": (
+        lambda m, x: torch.cat([part * i for i, part in enumerate(x.chunk(4, 0), 1)]),
+        20,
+    ),
+    "each row": (lambda m, x: torch.stack([row * 2 for row in x.unbind(0)]), 20),
     "another precision": (in_bfloat16, 6, {"a": lambda: nn.Linear(20, 6)}),
     "other numbers in training": (lambda m, x: x * (1.0 if m.training else 0.7), 20),
     "another dropout in training": (

@@ -26,6 +26,8 @@ from ..surgery.runtime import (
     expect_inputs,
     expect_rows,
     kept_columns,
+    parts_of,
+    walk,
     with_item,
 )
 from .attributes import attribute
@@ -56,6 +58,8 @@ FUNCTIONS: dict[str, Any] = {
     "torchleap.expect_entries": expect_entries,
     "torchleap.expect_inputs": expect_inputs,
     "torchleap.expect_rows": expect_rows,
+    "torchleap.parts_of": parts_of,
+    "torchleap.walk": walk,
     "torchleap.kept_columns": kept_columns,
     "torchleap.keyed_values": keyed_values,
     "torchleap.with_item": with_item,

@@ -4,9 +4,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_leaves, tree_map
 
 from ..distributed.torchrec import is_jagged, rows_of, take_rows
+from .batches import flatten, map_leaves
 
 EXAMPLE_ROWS = 8
 Call = tuple[tuple[Any, ...], dict[str, Any]]  # the arguments by position and by name
@@ -27,7 +27,7 @@ def few_rows(call: Call, rows: int | None = EXAMPLE_ROWS) -> Call:
             are copied.
         rows: How many rows to copy; None is all of them.
     """
-    counts = {rows_of(leaf) for leaf in tree_leaves(call, is_leaf=is_jagged)}
+    counts = {rows_of(leaf) for leaf in flatten(call)[0]}
     if len(counts - {None}) != 1:
         rows = None
 
@@ -39,7 +39,7 @@ def few_rows(call: Call, rows: int | None = EXAMPLE_ROWS) -> Call:
         first = leaf[:rows] if leaf.dim() else leaf
         return first.detach().clone()
 
-    few: Call = tree_map(copied, call, is_leaf=is_jagged)
+    few: Call = map_leaves(copied, call)
     return few
 
 
@@ -49,5 +49,5 @@ def on_device(call: Call, device: torch.device) -> Call:
     def moved(leaf: Any) -> Any:
         return leaf.to(device) if isinstance(leaf, Tensor) else leaf
 
-    found: Call = tree_map(moved, call)
+    found: Call = map_leaves(moved, call)
     return found

@@ -13,7 +13,9 @@ import torch
 from torch import Tensor, fx
 from torch.utils._pytree import tree_leaves
 
-from .._common.errors import FieldError
+from .._common.errors import FieldError, shown
+from .._common.text import plural
+from ..sites.batches import registered_adapter
 from .trial.state import DEPTH, containers, unchanged, versions
 
 Steps = tuple[tuple[str, Any], ...]  # ("item", key) or ("attribute", name): from value to part
@@ -125,6 +127,12 @@ def _is_expected(
         return is_tensor and _fits(found, sizes, properties)
     if kind == "other":
         return found is not None and not isinstance(found, Tensor)
+    if kind == "class":
+        return class_of(found) == value or isinstance(found, Mapping)
+    if kind == "count":
+        return isinstance(found, list | tuple) and len(found) == sizes[0]
+    if kind == "like":
+        return bool(repr(found) == value)
     if found is value:
         return True
     return value is not None and not isinstance(found, Tensor) and bool(found == value)
@@ -181,11 +189,33 @@ def walk(value: Any, steps: Steps) -> Any:
     for how, key in steps:
         if how == "item":
             value = value[key]
+        elif how == "parts":
+            value = parts_of(value)
         elif key.startswith("__"):
             raise AttributeError(key)
         else:
             value = getattr(value, key)
+            if callable(value) and not isinstance(value, fx.Proxy):  # a batch holds data
+                raise AttributeError(key)
     return value
+
+
+def parts_of(batch: Any) -> Mapping[str, Any]:
+    """Return the parts of an object of a registered class; a dict of its parts may replace it."""
+    adapter = registered_adapter(batch)
+    if adapter is not None:
+        return adapter.to_parts(batch)
+    if isinstance(batch, Mapping):
+        return batch
+    raise FieldError(
+        "Expected a batch of a class that torchleap.register_batch was called with, or a dict of "
+        f"its parts, but found {type(batch).__name__}. Register its class, or give a dict."
+    )
+
+
+def class_of(value: Any) -> str:
+    """Return the full name of the class of a value."""
+    return f"{type(value).__module__}.{type(value).__qualname__}"
 
 
 def property_of(tensor: Tensor, name: str) -> str:
@@ -200,6 +230,10 @@ def _wanted(kind: str, sizes: tuple[int, ...], properties: Properties, value: An
         return repr(value)
     if kind == "other":
         return "a value that is not a tensor"
+    if kind == "count":
+        return plural(sizes[0], "value")
+    if kind in ("class", "like"):
+        return str(value)
     shape = _shape("any" if size < 0 else str(size) for size in sizes)
     return shape + "".join(f", {found}" for _, found in properties)
 
@@ -207,11 +241,15 @@ def _wanted(kind: str, sizes: tuple[int, ...], properties: Properties, value: An
 def _described(found: Any, properties: Properties) -> str:
     if found is None:
         return "None"
+    if isinstance(found, list | tuple):
+        return plural(len(found), "value")
+    if isinstance(found, bool | str):
+        return shown(found)
     if not isinstance(found, Tensor):
         return f"a {type(found).__name__}"
-    shown = [_shape(map(str, found.shape))]
-    shown += [property_of(found, name) for name, _ in properties]
-    return ", ".join(shown)
+    parts = [_shape(map(str, found.shape))]
+    parts += [property_of(found, name) for name, _ in properties]
+    return ", ".join(parts)
 
 
 def _shape(sizes: Iterable[str]) -> str:

@@ -108,7 +108,7 @@ class Batch:
 @pytest.mark.parametrize("kind", [UserDict, lambda entries: Batch(**entries)])
 def test_batches_may_be_of_any_class(kind):
     plugin, selection, small = pruned(
-        Ranker(), lambda rows=32, seed=0: kind(ids_by_name(rows, seed))
+        Deciding(), lambda rows=32, seed=0: kind(ids_by_name(rows, seed))
     )
     assert tl.plan_of(small).multiply_adds == (168, 168)
     assert_same(plugin, selection, small, kind(ids_by_name(7, 9)))

@@ -127,6 +127,8 @@ def _trace(
         answered(tracer),
     ):
         graph = tracer.trace(model)
+    if tracer.arguments.changed():
+        raise SurgeryError("forward() changes the batch")
     if variables.changed():
         raise SurgeryError("forward() changes a global variable or an attribute of a class")
     _mark_output(graph, tracer)

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import wraps
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import fx
@@ -17,6 +17,9 @@ from torch.utils._pytree import tree_leaves
 
 from ..._common.text import words
 from .proxies import KnownProxy
+
+if TYPE_CHECKING:
+    from .tracer import SiteTracer
 
 FACTORIES = words("zeros ones full empty arange linspace eye tensor as_tensor tril_indices")
 LIBRARIES = ("torch.", "torchleap.", "numpy.")  # their own code is to see what a stand-in is
@@ -26,13 +29,16 @@ _isinstance = builtins.isinstance
 
 
 @contextmanager
-def answered(tracer: fx.Tracer) -> Iterator[None]:
+def answered(tracer: "SiteTracer") -> Iterator[None]:
     """Answer `len`, `isinstance` and factories of tensors for stand-ins within this context.
 
     Args:
         tracer: The tracer that is following the model.
     """
-    held: list[tuple[Any, str, Any]] = [(builtins, "len", _length), (builtins, "isinstance", _is)]
+    held: list[tuple[Any, str, Any]] = [
+        (builtins, "len", _length(tracer)),
+        (builtins, "isinstance", _is),
+    ]
     for name in FACTORIES:
         held.append((torch, name, _factory(getattr(torch, name), tracer)))
     before = [(owner, name, getattr(owner, name)) for owner, name, _ in held]
@@ -45,9 +51,17 @@ def answered(tracer: fx.Tracer) -> Iterator[None]:
             setattr(owner, name, function)
 
 
-def _length(value: Any, /) -> Any:
-    """Return what `len` does, and of a stand-in for a tensor the size of its first dimension."""
-    return value.length() if type(value) is KnownProxy else _len(value)
+def _length(tracer: "SiteTracer") -> Callable[[Any], Any]:
+    """Return `len` that takes stand-ins, and batches whose `__len__` returns one."""
+
+    def length(value: Any, /) -> Any:
+        if type(value) is KnownProxy:
+            return value.length()
+        if tracer.arguments.is_open(value):
+            return type(value).__len__(value)
+        return _len(value)
+
+    return length
 
 
 def _is(value: Any, kinds: Any, /) -> bool:

@@ -14,7 +14,7 @@ from ..trial.run import in_eval
 from .entries import Entries
 from .follow import Constants, Sites, follow, modules_aside, variables_read
 from .inplace import put_out_of_place
-from .inputs import Path, Query
+from .inputs import Expected, Path, Query
 from .kinds import Kind, kind_of, varying_nodes
 from .modes import read_mode
 from .tracer import Affine, SiteTracer, gated
@@ -34,7 +34,8 @@ class Trace:
         varying: Nodes with rows whose other dimensions depend on the batch, such as padded
             histories.
         constants: Tensors that the code makes itself, by the name under which the graph reads them.
-        entries: The arguments that are dicts, with the questions of forward() about them.
+        entries: The dicts of the batch, with the questions of forward() about them.
+        fixed: What the trace takes from the batch as it is in the example.
         aside: Modules that are not followed, each with whether it changes its attributes.
         out_of_place: Layers that must not change their input in place any more.
         rows: The number of rows of the example.
@@ -53,7 +54,8 @@ class Trace:
     kinds: dict[fx.Node, Kind]
     varying: set[fx.Node]
     constants: Constants
-    entries: dict[str, Entries]
+    entries: dict[Path, Entries]
+    fixed: list[Expected]
     aside: dict[str, bool]
     out_of_place: set[str]
     rows: int
@@ -132,7 +134,8 @@ def trace(
         kinds=kinds,
         varying=varying_nodes(graph, kinds, tracer),
         constants=constants,
-        entries=tracer.entries,
+        entries=tracer.arguments.entries,
+        fixed=tracer.arguments.fixed,
         aside={path: module in tracer.writing for path, module in modules_aside(model, tracer)},
         out_of_place=out_of_place,
         rows=examples.rows,

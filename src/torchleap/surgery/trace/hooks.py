@@ -89,8 +89,17 @@ def refuse_hooks_between(module: nn.Module, site: Site, *, is_root: bool) -> Non
 def bind(model: nn.Module, example: Call) -> dict[str, Any]:
     """Return the example's value of each argument of forward(), after the model's own pre-hooks."""
     args, kwargs = _through_hooks(model, fresh(example))
+    signature = inspect.signature(model.forward)
+    none: dict[str, Any] = {
+        "VAR_POSITIONAL": (),
+        "VAR_KEYWORD": {},
+    }  # unlike others, these have no default
+    found: dict[str, Any] = {}
+    for name, parameter in signature.parameters.items():
+        if parameter.kind.name in none:
+            found[name] = none[parameter.kind.name]
     try:
-        return dict(inspect.signature(model.forward).bind(*args, **kwargs).arguments)
+        return found | signature.bind(*args, **kwargs).arguments
     except TypeError as error:
         raise SurgeryError(
             f"The example does not fit forward(): {error}. Give a batch as the model takes it."

@@ -4,13 +4,14 @@ import inspect
 import operator
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, is_dataclass
+from enum import Enum
 from typing import Any
 
 from torch import Tensor, fx, nn
 
 from ..._common.text import plural
 from ...distributed.torchrec import is_jagged, is_keyed
-from ..runtime import Properties, Steps, property_of, walk
+from ..runtime import Properties, Steps, parts_of, property_of, walk
 
 Path = tuple[str, Steps]  # an argument of forward(), and the steps to one of its parts
 PLAIN = (bool, int, float, str)
@@ -37,7 +38,8 @@ class Expected:
 
     Attributes:
         path: Where the part is found in the arguments.
-        kind: A "tensor", the "same" value as in the example, or any "other" object.
+        kind: A "tensor", the "same" value as in the example, any "other" object, an object of a
+            "class", a list or tuple with a "count" of values, or a value that looks "like" one.
         sizes: The size of each dimension of a tensor; ANY may differ.
         about: Other properties of a tensor, such as its dtype, by name.
         value: The value that it must have, of kind "same".
@@ -62,8 +64,11 @@ class Expected:
 
     def sentences(self) -> Iterator[str]:
         """Yield the assumptions about it."""
-        if self.kind == "same":
+        if self.kind in ("same", "like", "class"):
             yield f"`{self.label}` is {'left out' if self.optional else self.value}"
+            return
+        if self.kind == "count":
+            yield f"`{self.label}` has {plural(self.sizes[0], 'value')}"
             return
         if self.optional:
             yield f"`{self.label}` is given"
@@ -83,17 +88,31 @@ class Expected:
 def path_of(node: fx.Node, given: Mapping[str, Any]) -> Path | None:
     """Return the path to the part of the batch that a node reads; None if it reads none."""
     if node.op == "placeholder":
-        return str(node.target), ()
-    if node.op != "call_function" or len(node.args) != 2 or not isinstance(node.args[0], fx.Node):
-        return None
-    if node.target not in (operator.getitem, getattr) or not isinstance(node.args[1], str | int):
+        return argument_of(node), ()
+    step = _step_of(node)
+    if step is None or not isinstance(node.args[0], fx.Node):
         return None
     first = path_of(node.args[0], given)
     if first is None or not is_container(part_of(given, first)):
         return None
-    how = "item" if node.target is operator.getitem else "attribute"
     name, steps = first
-    return name, (*steps, (how, node.args[1]))
+    return name, (*steps, step)
+
+
+def _step_of(node: fx.Node) -> tuple[str, Any] | None:
+    """Return the step from a container to one of its parts that a node may be."""
+    if node.target is parts_of:
+        return "parts", ""
+    if node.target not in (operator.getitem, getattr) or len(node.args) != 2:
+        return None
+    if not isinstance(node.args[1], str | int | Enum):
+        return None
+    return ("item" if node.target is operator.getitem else "attribute"), node.args[1]
+
+
+def argument_of(node: fx.Node) -> str:
+    """Return the name of the argument that a node stands for; `*args` is called "args"."""
+    return str(node.target).lstrip("*")
 
 
 def part_of(given: Mapping[str, Any], path: Path) -> Any:
@@ -119,6 +138,7 @@ def expected_of(
     queries: Iterable[Query],
     rows: Sequence[int],
     nothing: Iterable[Path],
+    fixed: Iterable[Expected],
 ) -> list[Expected]:
     """Return the assumptions about the parts of the batch that matter to a new graph.
 
@@ -130,6 +150,7 @@ def expected_of(
         queries: Questions that were answered with the value of the example.
         rows: The number of rows of each run.
         nothing: Parts that were None, so that forward() took the path without them.
+        fixed: What the trace has taken from the batch as it is in the example.
     """
     optional = _arguments_with_default(model)
     about = _decisive(old, model, given[0], queries)
@@ -151,7 +172,7 @@ def expected_of(
         elif not is_container(runs[0]) and not is_jagged(runs[0]) and not is_keyed(runs[0]):
             found.append(Expected(path, "other", optional=default, read=is_read))
     found += [Expected(path, "same") for path in dict.fromkeys(nothing)]
-    return found + _left_out(old, given[0])
+    return [*dict.fromkeys(fixed), *found, *_left_out(old, given[0])]
 
 
 def with_equal_rows(
@@ -167,7 +188,8 @@ def label_of(path: Path) -> str:
     """Return the name of a part of the batch in messages."""
     name, steps = path
     for how, key in steps:
-        name += f"[{key!r}]" if how == "item" else f".{key}"
+        if how != "parts":
+            name += f"[{key!r}]" if how == "item" else f".{key}"
     return name
 
 
@@ -181,9 +203,9 @@ def _left_out(graph: fx.Graph, given: Mapping[str, Any]) -> list[Expected]:
     """Return the arguments that the example leaves out: they keep their defaults."""
     found = []
     for node in graph.nodes:
-        if node.op == "placeholder" and node.target not in given:
+        if node.op == "placeholder" and argument_of(node) not in given:
             value = node.args[0] if node.args else None
-            found.append(Expected((str(node.target), ()), "same", value=value, optional=True))
+            found.append(Expected((argument_of(node), ()), "same", value=value, optional=True))
     return found
 
 

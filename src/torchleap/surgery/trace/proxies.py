@@ -25,7 +25,7 @@ _PROPERTIES = {  # the property that decides on the answer
     "layout": "layout",
 }
 
-_TENSORS = words("data T mT H mH real imag")  # properties that are tensors
+TENSORS = frozenset(words("data T mT H mH real imag"))  # properties that are tensors
 
 SPLITS: set[Any] = {  # the parts of these are elements of the same rows
     *("split", "chunk", "unbind", "tensor_split", "split_with_sizes"),
@@ -69,7 +69,7 @@ class KnownProxy(fx.Proxy):
         if isinstance(self._known, Tensor):
             if name == "shape":
                 return self.size()
-            if name in _TENSORS:
+            if name in TENSORS:
                 return self.tracer.create_proxy("call_function", getattr, (self, name), {})
             if name in _PROPERTIES:
                 self._record(_PROPERTIES[name])
@@ -238,11 +238,14 @@ class KnownProxy(fx.Proxy):
         raise TraceError(f"it decides by {self._described()}")
 
     def _compares_rows(self) -> bool:
-        """Return whether this compares two numbers of rows, and record that they are equal."""
-        sides = self.node.args
-        if self.node.target not in COMPARISONS or not all(map(self._counts_rows, sides)):
+        """Return whether it compares two numbers of rows, and record that they are equal."""
+        counts = [side for side in self.node.args if self._counts_rows(side)]
+        others = [side for side in self.node.args if side not in counts]
+        if self.node.target not in COMPARISONS or not counts:
             return False
-        for side in sides:
+        if others:  # no batch has a negative number of rows
+            return isinstance(others[0], int) and others[0] < 0
+        for side in counts:
             self.tracer.queries.append(Query(side, "rows"))  # type: ignore[attr-defined, arg-type]
         return True
 

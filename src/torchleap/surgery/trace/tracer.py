@@ -3,6 +3,7 @@
 import inspect
 import operator
 from collections.abc import Mapping
+from enum import Enum
 from functools import partial
 from typing import Any
 
@@ -16,14 +17,16 @@ from ...distributed.torchrec import is_collection, is_keyed, keyed_values, place
 from ...gates.leap import LeAP
 from ...sites.elements import like
 from ...sites.site import Site
+from ..runtime import parts_of
 from ..trial.deadline import check_time
 from ..trial.state import versions
+from .arguments import Arguments
 from .entries import Entries
 from .hooks import has_hooks
 from .inplace import is_in_place
-from .inputs import Path, Query, is_container, part_of, path_of
+from .inputs import Path, Query, argument_of, is_container, part_of, path_of
 from .parameters import refuse_trained
-from .proxies import KnownProxy, Values
+from .proxies import TENSORS, KnownProxy, Values
 from .sizes import Sizes
 
 Affine = tuple[Tensor, Tensor]  # (D,), (D,): what the gates do to each column, scale * x + shift
@@ -35,11 +38,21 @@ def gated(x: Any, start: int, stop: int) -> Any:
 
 
 def is_input(node: fx.Node) -> bool:
-    """Return whether a node is a tensor of the batch: an argument, or an entry of a dict."""
+    """Return whether a node is a tensor of the batch: an argument, or an entry of a dict in it."""
     if node.op == "placeholder":
         return True
-    entry = node.target is operator.getitem and isinstance(node.args[1], str)
-    return entry and isinstance(node.args[0], fx.Node) and node.args[0].op == "placeholder"
+    if node.target not in (operator.getitem, getattr):
+        return False
+    if not isinstance(node.args[1], str | Enum) or node.args[1] in TENSORS:
+        return False
+    while node.op != "placeholder":
+        first = node.args[0] if node.args else None
+        if node.target not in (operator.getitem, getattr, parts_of) or not isinstance(
+            first, fx.Node
+        ):
+            return False
+        node = first
+    return True
 
 
 class SiteTracer(fx.Tracer):
@@ -59,7 +72,7 @@ class SiteTracer(fx.Tracer):
         runs: The values of each node on the examples.
         sizes: The dimensions that depend on values.
         changing: Nodes that change an input in place.
-        entries: The arguments that are dicts.
+        arguments: The arguments of forward(), opened.
         queries: Questions that were answered with the value of the example.
         nothing: Parts of the batch that are None.
         folded: Arguments of which an earlier pruning has folded elements of a row: the node, the
@@ -95,7 +108,7 @@ class SiteTracer(fx.Tracer):
         self.runs: dict[fx.Node, Values] = {}
         self.sizes = Sizes(self.runs)
         self.changing: set[fx.Node] = set()
-        self.entries: dict[str, Entries] = {}
+        self.arguments = Arguments(self)
         self.queries: list[Query] = []
         self.nothing: list[Path] = []
         self.folded: list[tuple[fx.Node, Tensor, Tensor]] = []
@@ -188,7 +201,7 @@ class SiteTracer(fx.Tracer):
         inputs: Any = (node.args, node.kwargs)
         args, kwargs = fx.map_arg(inputs, lambda source: self.runs[source][place])
         if node.op == "placeholder":
-            return self.given[place].get(str(node.target))
+            return self.given[place].get(argument_of(node))
         if node.op == "get_attr":
             found: Any = self.root
             for name in str(node.target).split("."):
@@ -233,19 +246,10 @@ class SiteTracer(fx.Tracer):
         return function, found
 
     def _argument(self, proxy: KnownProxy) -> Any:
-        name = str(proxy.node.target)
-        if name.startswith("*"):
-            raise SurgeryError(f"forward() takes {name}, whose arguments have no names")
+        name = argument_of(proxy.node)
         if name not in self.given[0]:
             return inspect.signature(self.root.forward).parameters[name].default
-        value = self.given[0][name]
-        if value is None:
-            self.nothing.append((name, ()))
-            return None
-        if isinstance(value, Mapping):
-            self.entries[name] = Entries({key: proxy[key] for key in value})
-            return self.entries[name]
-        return self.opened(proxy)
+        return self.arguments.open(proxy, self.given[0][name], (name, ()))
 
     def call_module(
         self, m: nn.Module, forward: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -295,6 +299,9 @@ class SiteTracer(fx.Tracer):
                 "key_dim": a.key_dim(),
             }
             a = self.create_proxy("call_function", type(a), (), parts)
+        whole = self.arguments.node_of(a)
+        if whole is not None:
+            return whole
         if isinstance(a, numpy.generic):
             a = a.item()
         elif isinstance(a, numpy.ndarray):

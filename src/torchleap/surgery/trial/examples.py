@@ -6,11 +6,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
+from torch.utils._pytree import tree_leaves
 
 from ..._common.errors import SurgeryError
 from ...distributed.torchrec import is_jagged, rows_of, take_rows
 from ...gates.leap import LeAP
+from ...sites.batches import adapter_of, flatten, unflatten
 from ...sites.calls import Call
 from .compare import alike
 from .deadline import OutOfTimeError, time_left, time_limit
@@ -144,10 +145,10 @@ def _other(
 def _drawn(example: Call, with_rows: list[int], count: int, change: Change) -> Call:
     """Draw each column of the tensors that have rows on its own, and change the result."""
     rng = torch.Generator().manual_seed(0)
-    leaves, form = tree_flatten(example, is_leaf=is_jagged)
+    leaves, form = flatten(example)
     for place in with_rows:
         leaves[place] = _drawn_leaf(leaves[place], count, change, rng)
-    changed: Call = tree_unflatten(leaves, form)
+    changed: Call = unflatten(leaves, form)
     return changed
 
 
@@ -226,11 +227,21 @@ def _backwards(call: Call) -> Call | None:
 
 
 def _has_order(value: Any) -> bool:
-    return type(value) is dict and len(value) > 1
+    return (type(value) is dict and len(value) > 1) or _is_object(value)
+
+
+def _is_object(value: Any) -> bool:
+    return type(value) is not dict and adapter_of(value) is not None
 
 
 def _reversed(value: Any) -> Any:
-    return dict(reversed(value.items())) if _has_order(value) else value
+    """Return a dict, or an object with dicts, whose entries are in reverse order."""
+    if type(value) is dict:
+        return {name: _reversed(part) for name, part in reversed(value.items())}
+    adapter = adapter_of(value)
+    if adapter is None:
+        return value
+    return adapter.from_parts(_reversed(dict(adapter.to_parts(value))), value)
 
 
 def _shapes(output: Any) -> list[Any]:

@@ -5,9 +5,9 @@ from itertools import islice
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from ...distributed.torchrec import is_jagged, take_rows
+from ...sites.batches import flatten, unflatten
 from ...sites.calls import Call
 from .deadline import OutOfTimeError
 from .run import leaves_of_batch
@@ -121,7 +121,7 @@ def _groups(lengths: Sizes) -> list[Sizes]:
 
 def resized(call: Call, sizes: Sizes) -> Call:
     """Return the batch with other sizes of some dimensions; new elements repeat the first."""
-    leaves, form = tree_flatten(call, is_leaf=is_jagged)
+    leaves, form = flatten(call)
     for (place, dim), size in sizes.items():
         leaf = leaves[place]
         if is_jagged(leaf):
@@ -131,5 +131,5 @@ def resized(call: Call, sizes: Sizes) -> Call:
             leaves[place] = leaf.index_select(dim, index % leaf.shape[dim])
         else:  # such as a batch without ids
             leaves[place] = leaf.new_zeros((*leaf.shape[:dim], size, *leaf.shape[dim + 1 :]))
-    changed: Call = tree_unflatten(leaves, form)
+    changed: Call = unflatten(leaves, form)
     return changed

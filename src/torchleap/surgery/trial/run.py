@@ -7,11 +7,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves, tree_map
 
 from ..._common.errors import SurgeryError
-from ...distributed.torchrec import is_jagged, rows_of
+from ...distributed.torchrec import rows_of
 from ...gates.leap import LeAP
+from ...sites.batches import flatten, map_leaves
 from ...sites.calls import Call
 from .deadline import check_time
 from .state import Attributes
@@ -36,7 +36,7 @@ def run_on_cpu(model: nn.Module, example: Call) -> Any:
         *model.named_buffers(remove_duplicate=False),
     )
     tensors = {name: tensor.cpu() for name, tensor in held}
-    args, kwargs = tree_map(_on_cpu, fresh(example))
+    args, kwargs = map_leaves(_on_cpu, fresh(example))
     with in_eval(model):
         return torch.func.functional_call(model, tensors, args, kwargs)
 
@@ -60,7 +60,7 @@ def forget_pass(gates: LeAP) -> None:
 
 def leaves_of_batch(call: Any) -> list[Any]:
     """Return the tensors and other values of a batch; a jagged tensor counts as one value."""
-    return tree_leaves(call, is_leaf=is_jagged)
+    return flatten(call)[0]
 
 
 def batch_rows(given: Any) -> int:

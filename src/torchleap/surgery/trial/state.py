@@ -4,10 +4,13 @@ from collections.abc import Iterator
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 from torch.utils._pytree import tree_leaves
 
-LEAVES = (nn.Module, Tensor, type, ModuleType, FunctionType, BuiltinFunctionType, MethodType)
+LEAVES = (
+    *(nn.Module, Tensor, fx.Proxy, type, ModuleType),
+    *(FunctionType, BuiltinFunctionType, MethodType),
+)
 DEPTH = 4  # levels of containers within containers that are compared
 LARGEST = 1000  # elements of a container whose parts are compared as well
 

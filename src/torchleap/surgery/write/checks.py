@@ -17,10 +17,20 @@ from ..runtime import (
     expect_inputs,
     expect_rows,
     kept_columns,
+    walk,
 )
 from ..trace.entries import assumed_entries
 from ..trace.graph import Trace
-from ..trace.inputs import ANY, Expected, expected_of, label_of, path_of, with_equal_rows
+from ..trace.inputs import (
+    ANY,
+    Expected,
+    Path,
+    argument_of,
+    expected_of,
+    label_of,
+    path_of,
+    with_equal_rows,
+)
 
 
 def add_checks(writer: Writer) -> None:
@@ -53,12 +63,19 @@ def _check_inputs(writer: Writer) -> None:
     trace = writer.view.trace
     graph = writer.graph
     expected = expected_of(
-        trace.graph, graph, trace.model, trace.given, trace.queries, trace.counts, trace.nothing
+        trace.graph,
+        graph,
+        trace.model,
+        trace.given,
+        trace.queries,
+        trace.counts,
+        trace.nothing,
+        trace.fixed,
     )
     expected = [_without_columns_kept(each, graph, trace.given[0]) for each in expected]
     for each in expected:
         writer.assumptions += each.sentences()
-    arguments = {str(node.target): node for node in graph.nodes if node.op == "placeholder"}
+    arguments = {argument_of(node): node for node in graph.nodes if node.op == "placeholder"}
     last = list(arguments.values())[-1]
     if trace.variables:
         for _, name, value in trace.variables:
@@ -110,21 +127,36 @@ def _without_columns_kept(
 def _check_entries(writer: Writer) -> None:
     """Check the entries of dicts, where forward() asks which there are."""
     trace = writer.view.trace
-    for node, new in writer.placeholders.items():
-        entries = trace.entries.get(str(node.target))
-        if entries is None or not (entries.queried or entries.walked):
+    arguments = {argument_of(node): new for node, new in writer.placeholders.items()}
+    for path, entries in trace.entries.items():
+        if not (entries.queried or entries.walked):
             continue
         known = entries.example
         walked = entries.walked
         ordered = walked and trace.ordered
-        read = {user.args[1] for user in new.users if user.target is operator.getitem}
+        read = _entries_read(writer.graph, path, trace.given[0])
         matters = read if walked else read & entries.queried
         needed = tuple(key for key in known if key in matters)
         absent = tuple(key for key in entries.queried if key not in known)
-        with writer.graph.inserting_after(new):
-            arguments = (new, known, absent, needed, walked, ordered)
-            writer.graph.call_function(expect_entries, arguments)
-        writer.assumptions += assumed_entries(str(node.target), absent, walked, ordered)
+        name, steps = path
+        with writer.graph.inserting_after(list(arguments.values())[-1]):
+            batch = arguments[name]
+            if steps:
+                batch = writer.graph.call_function(walk, (batch, steps))
+            with writer.graph.inserting_after(batch):
+                given = (batch, known, absent, needed, walked, ordered)
+                writer.graph.call_function(expect_entries, given)
+        writer.assumptions += assumed_entries(label_of(path), absent, walked, ordered)
+
+
+def _entries_read(graph: fx.Graph, path: Path, given: Mapping[str, Any]) -> set[Any]:
+    """Return the entries of a dict of the batch that a graph reads."""
+    found = set()
+    for node in graph.nodes:
+        first = node.args[0] if node.target is operator.getitem else None
+        if isinstance(first, fx.Node) and path_of(first, given) == path:
+            found.add(node.args[1])
+    return found
 
 
 def check_modules_aside(trace: Trace, graph: fx.Graph) -> None:

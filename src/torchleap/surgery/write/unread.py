@@ -9,6 +9,7 @@ from ...distributed.torchrec import is_collection
 from ..rules.base import OPAQUE, CutRule
 from ..rules.facts import View
 from ..rules.written import runs_of
+from ..trace.inputs import argument_of
 from ..trace.tracer import gated, is_input
 
 MOST_RANGES = 8  # that are printed
@@ -54,7 +55,7 @@ def inputs_of_dropped(
     still: list[Unread] = []
     past_the_gates = _past_the_gates(view, rules)
     for node, mask in _of_dropped(view, rules).items():
-        name = str(node.target if node.op == "placeholder" else node.args[1])
+        name = argument_of(node) if node.op == "placeholder" else str(node.args[1])
         live = view.live(node)
         _append(unread, name, mask & ~live, everything=not live.any())
         _append(still, name, mask & past_the_gates[node], everything=False)
