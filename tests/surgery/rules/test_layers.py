@@ -1,5 +1,8 @@
 """Each layer without the self-check: what is cut, what must stay, and that both are exact."""
 
+import operator
+
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -173,7 +176,7 @@ def test_rows_leave_a_table_where_offsets_show_whose_they_are(
     assert small.table.padding_idx == settings.get("padding_idx")
 
 
-def test_ids_that_somebody_else_reads_keep_their_table(monkeypatch):
+def test_ids_that_somebody_else_reads_stay_beside_those_of_the_table(monkeypatch):
     class Twice(OneTable):
         def forward(self, x):
             shifted = x + self.offsets
@@ -181,7 +184,8 @@ def test_ids_that_somebody_else_reads_keep_their_table(monkeypatch):
             return self.head(self.join(self.table(shifted).flatten(1))) + read_twice
 
     small = pruned(monkeypatch, Twice(OFFSETS, ROWS), at="join", side="output", make=ids)
-    assert small.table.weight.shape == (ROWS, WIDTH)
+    assert small.table.weight.shape == (3 * IDS, WIDTH)
+    assert small.offsets.tolist() == OFFSETS
 
 
 def test_ids_that_are_shifted_all_at_once_find_the_rows_that_are_left(monkeypatch):
@@ -191,7 +195,82 @@ def test_ids_that_are_shifted_all_at_once_find_the_rows_that_are_left(monkeypatc
 
     small = pruned(monkeypatch, Rolled(OFFSETS, ROWS), at="join", side="output", make=ids)
     assert small.table.weight.shape == (3 * IDS, WIDTH)
-    assert small.offsets.shape == (len(NAMES),)
+
+
+@pytest.mark.parametrize(
+    "move",
+    [
+        lambda m, x: x + x.new_tensor(np.array(OFFSETS)).unsqueeze(0),
+        lambda m, x: x + torch.arange(0, ROWS, IDS),
+        lambda m, x: torch.tensor(OFFSETS) + x.long(),
+        lambda m, x: torch.add(x, m.offsets[None]),
+        lambda m, x: x + np.array(OFFSETS),
+    ],
+)
+def test_offsets_that_the_code_makes_show_whose_rows_are_which(move, monkeypatch):
+    class Moved(OneTable):
+        def forward(self, x):
+            return self.head(self.join(self.table(move(self, x)).flatten(1)))
+
+    small = pruned(monkeypatch, Moved(OFFSETS, ROWS), at="join", side="output", make=ids)
+    assert small.table.weight.shape == (3 * IDS, WIDTH)
+
+
+def test_histories_of_several_fields_may_share_a_table(monkeypatch):
+    class Histories(OneTable):
+        def forward(self, x):
+            ids = torch.stack([x, x.flip(0)], 2) + self.offsets[:, None]  # (B, fields, 2)
+            return self.head(self.join(self.table(ids).mean(2).flatten(1)))
+
+    small = pruned(monkeypatch, Histories(OFFSETS, ROWS), at="join", side="output", make=ids)
+    assert small.table.weight.shape == (3 * IDS, WIDTH)
+
+
+@pytest.mark.parametrize(
+    "move",
+    [
+        lambda m, x: torch.add(x, m.offsets, alpha=2),
+        lambda m, x: (x + m.offsets.double()).long(),
+        lambda m, x: x[:, :1] + m.offsets,
+    ],
+)
+def test_sums_that_do_not_show_whose_rows_are_which_keep_the_table(move, monkeypatch):
+    class Moved(OneTable):
+        def forward(self, x):
+            return self.head(self.join(self.table(move(self, x)).flatten(1)))
+
+    small = pruned(monkeypatch, Moved(OFFSETS, 2 * ROWS), at="join", side="output", make=ids)
+    assert small.table.weight.shape == (2 * ROWS, WIDTH)
+
+
+def test_ids_of_one_field_that_are_moved_differently_keep_the_table(monkeypatch):
+    class Histories(OneTable):
+        def forward(self, x):
+            ids = torch.stack([x, x], 2) + torch.stack([self.offsets, self.offsets + 1], 1)
+            return self.head(self.join(self.table(ids).mean(2).flatten(1)))
+
+    small = pruned(monkeypatch, Histories(OFFSETS, ROWS + 1), at="join", side="output", make=ids)
+    assert small.table.weight.shape == (ROWS + 1, WIDTH)
+
+
+def test_field_aware_tables_lose_the_rows_of_dropped_fields(monkeypatch):
+    class FieldAware(nn.Module):
+        """As many tables as fields, each for all fields."""
+
+        def __init__(self):
+            super().__init__()
+            self.tables = nn.ModuleList([nn.Embedding(ROWS, WIDTH) for _ in NAMES])
+            self.join = nn.Identity()
+            self.head = nn.Linear(COLUMNS, 1)
+
+        def forward(self, x):
+            ids = x + x.new_tensor(np.array(OFFSETS)).unsqueeze(0)
+            return self.head(self.join(sum(table(ids) for table in self.tables).flatten(1)))
+
+    small = pruned(monkeypatch, FieldAware(), at="join", side="output", make=ids)
+    assert {tuple(table.weight.shape) for table in small.tables} == {(3 * IDS, WIDTH)}
+    sums = [node for node in type(small).pruned_graph.nodes if node.target is operator.add]
+    assert len(sums) == len(NAMES) + 1  # the ids are moved once for all tables
 
 
 # Bilinear layers

@@ -29,9 +29,12 @@ class Embedding(CutRule):
         several = live.dim() > 1  # (fields, E), not (E,)
         looked_up = form_of(live.any(-1)) if several else None
         stays = writer.view.uncut(module.weight) or module.max_norm is not None
+        ids = None
         if looked_up is not None and not stays:
-            self._drop_rows(node, writer, module, looked_up)
-        new = writer.copy(node, lambda source: writer.plain_part(source, looked_up).node)
+            ids = self._drop_rows(node, writer, module, looked_up)
+        if ids is None:
+            ids = writer.plain_part(node.all_input_nodes[0], looked_up).node
+        new = writer.copy(node, lambda _: ids)
         columns = form_of(live.flatten(0, -2).any(0) if several else live)
         if columns is None or looked_up is not None or stays:
             return Written(new, looked_up)
@@ -42,13 +45,17 @@ class Embedding(CutRule):
 
     def _drop_rows(
         self, node: fx.Node, writer: Writer, module: nn.Embedding, looked_up: Form
-    ) -> None:
-        """Remove the rows of dropped fields from one table for all fields: table(ids + offsets)."""
-        offsets = _offsets(node, writer.view, module)
-        if offsets is None or looked_up.axis != 1 or module.padding_idx is not None:
-            return
-        path, buffer = offsets
-        start = buffer.detach().cpu().flatten()
+    ) -> fx.Node | None:
+        """Remove the rows of dropped fields from one table for all fields: table(ids + offsets).
+
+        Returns:
+            The ids of the kept fields, each moved to the rows that its field has now; None if the
+            table stays as it is.
+        """
+        found = _offsets(node, writer.view, module)
+        if found is None or looked_up.axis != 1 or module.padding_idx is not None:
+            return None
+        own, start = found
         stop = torch.cat([start[1:], torch.tensor([module.num_embeddings])])
         kept = torch.tensor(looked_up.index)
         pairs = zip(start[kept], stop[kept], strict=True)
@@ -56,40 +63,49 @@ class Embedding(CutRule):
         writer.cut(f"{node.target}.weight", module.weight, {0: rows})
         writer.attributes[str(node.target)] = {"num_embeddings": len(rows)}
         sizes = (stop - start)[kept]
-        moved = sizes.cumsum(0) - sizes
-        old = buffer
-        if path in writer.origins:
-            old = writer.origins[path].cut(buffer)
-        else:  # offsets are added to all ids, and the sums of kept fields are selected
-            moved = torch.zeros_like(start).index_copy(0, kept, moved)
-        writer.parameters[path] = moved.to(old).reshape(old.shape)
         writer.notes.append(
-            f"{node.target}: the rows of dropped fields are removed, by {path}; "
+            f"{node.target}: the rows of dropped fields are removed; "
             "each id must lie within the rows of its own field."
         )
+        return _moved(own, sizes.cumsum(0) - sizes, writer, looked_up)
 
 
-def _offsets(node: fx.Node, view: View, module: nn.Embedding) -> tuple[str, Tensor] | None:
-    """Return name and value of the buffer that shifts each field's ids to its own rows of a table.
+def _moved(own: fx.Node, starts: Tensor, writer: Writer, looked_up: Form) -> fx.Node:
+    """Write the ids of kept fields plus the first row of each field, once for several tables."""
+    ids = writer.plain_part(own, looked_up).node
+    value: Tensor = writer.view.trace.values[own]
+    shape = (-1, *(1 for _ in value.shape[2:]))
+    offsets = writer.register("offsets", starts.to(value.device).reshape(shape))
+    for user in ids.users:
+        if user.target is operator.add and getattr(user.args[1], "target", None) == offsets.target:
+            return user
+    return writer.graph.call_function(operator.add, (ids, offsets))
 
-    The ids of the table must be the sum of entries of the batch and such a buffer.
+
+def _offsets(node: fx.Node, view: View, module: nn.Embedding) -> tuple[fx.Node, Tensor] | None:
+    """Return the ids of a table for all fields before they are moved, and each field's first row.
+
+    The ids of the table must be the sum of ids and of numbers that no batch changes.
     """
     (total,) = node.all_input_nodes
-    if total.target not in (operator.add, torch.add, "add") or len(total.users) > 1:
+    if total.target not in (operator.add, torch.add, "add") or total.kwargs:
         return None
     sources = total.all_input_nodes
-    found = [each for each in sources if view.is_fixed(each) and each.op == "get_attr"]
-    if len(sources) != 2 or len(found) != 1:
+    own = [each for each in sources if view.is_rows(each)]
+    added = [each for each in sources if view.is_fixed(each)]
+    shape = view.trace.shape(total)
+    if len(sources) != 2 or len(own) != 1 or len(added) != 1 or view.trace.shape(own[0]) != shape:
         return None
-    path = str(found[0].target)
-    buffer: Tensor = view.trace.values[found[0]]
-    if path in view.trace.constants or view.uncut(buffer):
+    value: Tensor = view.trace.values[added[0]]
+    if value.is_floating_point() or (value.dim() > len(shape) and len(value) > 1):
         return None
-    start = buffer.detach().cpu().flatten()
-    if start.numel() != view.facts[total].const.numel() or start.numel() < 2:
-        return None
+    lines = value.detach().cpu().expand(1, *shape).reshape(shape[0], -1)  # (fields, ids per field)
+    start = lines[:, 0]
     rises = int(start[0]) == 0 and bool((start.diff() > 0).all())
-    return (path, buffer) if rises and int(start[-1]) < module.num_embeddings else None
+    is_one = bool((lines == start[:, None]).all())
+    if not rises or not is_one or len(start) < 2 or int(start[-1]) >= module.num_embeddings:
+        return None
+    return own[0], start
 
 
 class EmbeddingBag(CutRule):
