@@ -98,12 +98,14 @@ def batch(log: Log) -> tuple[Any, ...]:
 
 def at_backbone(model: nn.Module, example: Any) -> "tl.Plugin":
     """Attach by hand where all columns are side by side; numbers come first, sorted by name."""
+    frame.register_batches()
     widths = dict.fromkeys([*sorted(NUMBERS), *sorted(IDS)], WIDTH)
     return tl.attach(model, widths, at="backbone", example=example)
 
 
 def at_encoder(model: nn.Module, example: Any) -> "tl.Plugin":
     """Attach by hand to the encoder, which returns the columns and their names."""
+    frame.register_batches()
     widths = dict.fromkeys([*sorted(NUMBERS), *sorted(IDS)], WIDTH)
     place = tl.Place("encoder", side="output", part=0)
     return tl.attach(model, widths, at=place, example=example)

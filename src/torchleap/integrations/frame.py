@@ -1,5 +1,8 @@
 """Attach to the models of pytorch-frame."""
 
+from collections.abc import Mapping
+from copy import copy
+from importlib import import_module
 from typing import Any, Unpack
 
 from torch import nn
@@ -7,6 +10,7 @@ from torch import nn
 from .._common.errors import AttachError
 from ..gates.settings import SettingsByName, with_settings_in_signature
 from ..plugin import Plugin, attach
+from ..sites.batches import register_batch
 from ..sites.notation import Place
 from .versions import require
 
@@ -30,7 +34,24 @@ def attach_to(model: nn.Module, example: Any = None, **settings: Unpack[Settings
     """
     require("pytorch-frame")
     places = _places(model)
+    register_batches()
     return attach(model, at=places, side="output", example=example, **settings)
+
+
+def register_batches() -> None:
+    """Let surgery see the tensors in a `TensorFrame`, for plans without `attach_to`."""
+
+    def to_parts(batch: Any) -> Mapping[str, Any]:
+        return {stype.value: columns for stype, columns in batch.feat_dict.items()}
+
+    def from_parts(parts: Mapping[str, Any], like: Any) -> Any:
+        batch = copy(like)
+        batch.feat_dict = {stype: parts[stype.value] for stype in like.feat_dict}
+        batch.y = None
+        batch._num_rows = None
+        return batch
+
+    register_batch(import_module("torch_frame").TensorFrame, to_parts, from_parts)
 
 
 def _places(model: Any) -> Places:

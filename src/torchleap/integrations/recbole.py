@@ -1,5 +1,7 @@
 """Attach to the context-aware models of RecBole."""
 
+from collections.abc import Mapping
+from importlib import import_module
 from typing import Any, Unpack
 
 from torch import nn
@@ -7,6 +9,7 @@ from torch import nn
 from .._common.errors import AttachError
 from ..gates.settings import SettingsByName, with_settings_in_signature
 from ..plugin import Plugin, attach
+from ..sites.batches import register_batch
 from ..sites.notation import Place
 from .versions import require
 from .watch import outputs, watch
@@ -31,7 +34,24 @@ def attach_to(model: nn.Module, example: Any, **settings: Unpack[SettingsByName]
     """
     require("recbole")
     _refuse_others(model)
+    register_batches()
     return attach(model, at=_places(model, example), example=example, **settings)
+
+
+def register_batches() -> None:
+    """Let surgery see the tensors in an `Interaction`, for plans without `attach_to`."""
+    kind = import_module("recbole.data.interaction").Interaction
+
+    def to_parts(batch: Any) -> Mapping[str, Any]:
+        return dict(batch.interaction)
+
+    def from_parts(parts: Mapping[str, Any], like: Any) -> Any:
+        batch = kind({})
+        batch.interaction = dict(parts)
+        batch.length = len(next(iter(parts.values()), ()))
+        return batch
+
+    register_batch(kind, to_parts, from_parts)
 
 
 def _refuse_others(model: Any) -> None:
