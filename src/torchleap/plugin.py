@@ -349,7 +349,7 @@ class Plugin:
         )
 
     def _refuse_unmeasured(self) -> None:
-        """Refuse to select if the gates of some fields were trained, and those of others were not."""
+        """Refuse to select if no training step has passed the gates of some fields."""
         names = self.gates.unmeasured()
         if not names or len(names) == len(self.fields):
             return
