@@ -29,6 +29,8 @@ def test_names_do_not_depend_on_the_layout_of_the_package():
         "torchleap.expect_rows",
         "torchleap.kept_columns",
         "torchleap.keyed_values",
+        "torchleap.parts_of",
+        "torchleap.walk",
         "torchleap.with_item",
     }
     assert {name.split(".")[0] for name in FUNCTIONS} == {
