@@ -161,7 +161,9 @@ ROWS = IDS * len(NAMES)
         (OFFSETS, ROWS, {"padding_idx": 0}, ROWS),
         (OFFSETS, ROWS, {"padding_idx": 13}, ROWS),
         (OFFSETS, ROWS, {"max_norm": 1.0}, ROWS),
-        ([start + 1 for start in OFFSETS], ROWS + 1, {}, ROWS + 1),  # the first row is nobody's
+        ([start + 1 for start in OFFSETS], ROWS + 1, {}, 3 * IDS + 1),  # the first row is nobody's
+        ([start + 2 for start in OFFSETS], ROWS + 2, {"padding_idx": 1}, 3 * IDS + 2),
+        ([start + 1 for start in OFFSETS], ROWS + 1, {"padding_idx": 1}, ROWS + 1),
         ([0, 12, 12, 24, 36], ROWS, {}, ROWS),  # two fields share their rows
         ([0, 24, 12, 36, 48], ROWS, {}, ROWS),  # not in order
     ],
@@ -197,6 +199,15 @@ def test_ids_that_are_shifted_all_at_once_find_the_rows_that_are_left(monkeypatc
     assert small.table.weight.shape == (3 * IDS, WIDTH)
 
 
+def _with_reserved_row(ids, mask):
+    return ids.masked_fill(mask, 0)
+
+
+def _set_to_reserved_row(ids, mask):
+    ids[mask] = 0
+    return ids
+
+
 @pytest.mark.parametrize(
     "move",
     [
@@ -205,6 +216,7 @@ def test_ids_that_are_shifted_all_at_once_find_the_rows_that_are_left(monkeypatc
         lambda m, x: torch.tensor(OFFSETS) + x.long(),
         lambda m, x: torch.add(x, m.offsets[None]),
         lambda m, x: x + np.array(OFFSETS),
+        lambda m, x: (x + m.offsets).long(),
     ],
 )
 def test_offsets_that_the_code_makes_show_whose_rows_are_which(move, monkeypatch):
@@ -214,6 +226,18 @@ def test_offsets_that_the_code_makes_show_whose_rows_are_which(move, monkeypatch
 
     small = pruned(monkeypatch, Moved(OFFSETS, ROWS), at="join", side="output", make=ids)
     assert small.table.weight.shape == (3 * IDS, WIDTH)
+
+
+@pytest.mark.parametrize("fill", [_with_reserved_row, _set_to_reserved_row])
+def test_rows_in_front_of_all_fields_stay(fill, monkeypatch):
+    class Reserved(OneTable):
+        def forward(self, x):
+            ids = fill(x + self.offsets + 1, x == 3)
+            return self.head(self.join(self.table(ids).flatten(1)))
+
+    model = Reserved(OFFSETS, ROWS + 1, padding_idx=0)
+    small = pruned(monkeypatch, model, at="join", side="output", make=ids)
+    assert small.table.weight.shape == (3 * IDS + 1, WIDTH)
 
 
 def test_histories_of_several_fields_may_share_a_table(monkeypatch):
@@ -231,6 +255,8 @@ def test_histories_of_several_fields_may_share_a_table(monkeypatch):
     [
         lambda m, x: torch.add(x, m.offsets, alpha=2),
         lambda m, x: (x + m.offsets.double()).long(),
+        lambda m, x: (x + m.offsets).masked_fill(x == 3, 5),  # a row of the first field
+        lambda m, x: (x + m.offsets).masked_fill(x == 3, 0) + m.offsets,
         lambda m, x: x[:, :1] + m.offsets,
     ],
 )
@@ -270,7 +296,7 @@ def test_field_aware_tables_lose_the_rows_of_dropped_fields(monkeypatch):
     small = pruned(monkeypatch, FieldAware(), at="join", side="output", make=ids)
     assert {tuple(table.weight.shape) for table in small.tables} == {(3 * IDS, WIDTH)}
     sums = [node for node in type(small).pruned_graph.nodes if node.target is operator.add]
-    assert len(sums) == len(NAMES) + 1  # the ids are moved once for all tables
+    assert len(sums) == len(NAMES) + 2  # offsets, and moves once for all tables
 
 
 # Bilinear layers

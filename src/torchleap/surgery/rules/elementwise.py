@@ -150,6 +150,21 @@ class Elementwise(CutRule):
         return form
 
 
+class SetElements(Elementwise):
+    """Elements that are set to a number where a mask of the same shape says so: x[mask] = 0."""
+
+    def applies(self, node: fx.Node, view: View) -> bool:
+        arguments: Any = node.args
+        x, mask, value = arguments
+        if not isinstance(value, bool | int | float) or not super().applies(node, view):
+            return False
+        if not view.is_rows(x) or not view.is_rows(mask):
+            return False
+        known: Tensor = view.trace.values[mask]
+        same: bool = known.shape == view.trace.values[x].shape
+        return same and known.dtype == torch.bool
+
+
 def _product(sources: list[fx.Node], view: View, facts: Facts) -> Facts:
     """Return the facts of a product, in which a constant makes an element linear in the other."""
     shape = facts.const.shape

@@ -1,12 +1,11 @@
 """Rules for nn.Embedding and nn.EmbeddingBag."""
 
-import operator
-
 import torch
-from torch import Tensor, fx, nn
+from torch import fx, nn
 
 from .base import CutRule
 from .facts import Form, View, form_of
+from .shared_table import row_blocks, write_moved
 from .writer import Writer
 from .written import Written
 
@@ -29,11 +28,12 @@ class Embedding(CutRule):
         several = live.dim() > 1  # (fields, E), not (E,)
         looked_up = form_of(live.any(-1)) if several else None
         stays = writer.view.uncut(module.weight) or module.max_norm is not None
+        (source,) = node.all_input_nodes
         ids = None
         if looked_up is not None and not stays:
             ids = self._drop_rows(node, writer, module, looked_up)
         if ids is None:
-            ids = writer.plain_part(node.all_input_nodes[0], looked_up).node
+            ids = writer.plain_part(source, looked_up).node
         new = writer.copy(node, lambda _: ids)
         columns = form_of(live.flatten(0, -2).any(0) if several else live)
         if columns is None or looked_up is not None or stays:
@@ -49,63 +49,21 @@ class Embedding(CutRule):
         """Remove the rows of dropped fields from one table for all fields: table(ids + offsets).
 
         Returns:
-            The ids of the kept fields, each moved to the rows that its field has now; None if the
-            table stays as it is.
+            The ids of the kept fields, moved to the rows that these have now; None if the table
+            stays as it is.
         """
-        found = _offsets(node, writer.view, module)
-        if found is None or looked_up.axis != 1 or module.padding_idx is not None:
+        (ids,) = node.all_input_nodes
+        blocks = row_blocks(ids, writer.view, module.num_embeddings, module.padding_idx)
+        if blocks is None or looked_up.axis != 1:
             return None
-        own, start = found
-        stop = torch.cat([start[1:], torch.tensor([module.num_embeddings])])
-        kept = torch.tensor(looked_up.index)
-        pairs = zip(start[kept], stop[kept], strict=True)
-        rows = torch.cat([torch.arange(int(first), int(end)) for first, end in pairs])
+        rows = blocks.rows_of(torch.tensor(looked_up.index))
         writer.cut(f"{node.target}.weight", module.weight, {0: rows})
         writer.attributes[str(node.target)] = {"num_embeddings": len(rows)}
-        sizes = (stop - start)[kept]
         writer.notes.append(
             f"{node.target}: the rows of dropped fields are removed; "
             "each id must lie within the rows of its own field."
         )
-        return _moved(own, sizes.cumsum(0) - sizes, writer, looked_up)
-
-
-def _moved(own: fx.Node, starts: Tensor, writer: Writer, looked_up: Form) -> fx.Node:
-    """Write the ids of kept fields plus the first row of each field, once for several tables."""
-    ids = writer.plain_part(own, looked_up).node
-    value: Tensor = writer.view.trace.values[own]
-    shape = (-1, *(1 for _ in value.shape[2:]))
-    offsets = writer.register("offsets", starts.to(value.device).reshape(shape))
-    for user in ids.users:
-        if user.target is operator.add and getattr(user.args[1], "target", None) == offsets.target:
-            return user
-    return writer.graph.call_function(operator.add, (ids, offsets))
-
-
-def _offsets(node: fx.Node, view: View, module: nn.Embedding) -> tuple[fx.Node, Tensor] | None:
-    """Return the ids of a table for all fields before they are moved, and each field's first row.
-
-    The ids of the table must be the sum of ids and of numbers that no batch changes.
-    """
-    (total,) = node.all_input_nodes
-    if total.target not in (operator.add, torch.add, "add") or total.kwargs:
-        return None
-    sources = total.all_input_nodes
-    own = [each for each in sources if view.is_rows(each)]
-    added = [each for each in sources if view.is_fixed(each)]
-    shape = view.trace.shape(total)
-    if len(sources) != 2 or len(own) != 1 or len(added) != 1 or view.trace.shape(own[0]) != shape:
-        return None
-    value: Tensor = view.trace.values[added[0]]
-    if value.is_floating_point() or (value.dim() > len(shape) and len(value) > 1):
-        return None
-    lines = value.detach().cpu().expand(1, *shape).reshape(shape[0], -1)  # (fields, ids per field)
-    start = lines[:, 0]
-    rises = int(start[0]) == 0 and bool((start.diff() > 0).all())
-    is_one = bool((lines == start[:, None]).all())
-    if not rises or not is_one or len(start) < 2 or int(start[-1]) >= module.num_embeddings:
-        return None
-    return own[0], start
+        return write_moved(ids, blocks, looked_up, writer)
 
 
 class EmbeddingBag(CutRule):

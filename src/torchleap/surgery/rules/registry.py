@@ -9,13 +9,14 @@ from torch.nn import functional
 
 from ..._common.text import words
 from ...distributed.torchrec import keyed_values
+from ..runtime import with_item
 from ..trace.hooks import has_hooks
 from ..trace.tracer import gated, is_input
 from .base import OPAQUE, CutRule
 from .bilinear import Bilinear
 from .collection import Keyed
 from .convolution import Convolution
-from .elementwise import Elementwise
+from .elementwise import Elementwise, SetElements
 from .embedding import Embedding, EmbeddingBag
 from .ends import Gate, Input
 from .facts import View
@@ -47,6 +48,7 @@ for _name in words(
 # functions, and names of methods
 CALLS: dict[Any, CutRule] = {
     gated: Gate(),
+    with_item: SetElements(),
     keyed_values: Keyed(),
     operator.getitem: Pick(),
     functional.linear: Linear(),
@@ -84,7 +86,7 @@ _register(
     Elementwise(),
     "add sub subtract mul multiply div divide true_divide neg pow square sqrt rsqrt exp expm1 log "
     "log1p abs sin cos sigmoid tanh relu clamp maximum minimum logical_not ge gt le lt eq ne "
-    "remainder where",
+    "remainder where masked_fill nan_to_num",
 )
 _register(
     Elementwise(),
