@@ -108,9 +108,9 @@ class PassContext:
         if place in self._passed:
             self._passed = {}
 
-    def passed(self) -> tuple[tuple[Hashable, Passed], ...]:
-        """Return the place of each site that was reached, with its value and output."""
-        return tuple(self._passed.items())
+    def passed(self) -> dict[Hashable, Passed]:
+        """Return value and output of each site that was reached, by its place."""
+        return self._passed
 
     def remember(self, place: Hashable, passed: Passed) -> None:
         """Keep the value that a site has gated until the pass ends."""

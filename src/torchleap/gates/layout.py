@@ -34,6 +34,9 @@ class Layout:
             per field.
         joints: The sites that share gates.
 
+    Attributes:
+        is_plain: Whether every field has one block of columns, in the order of the fields.
+
     >>> layout = Layout(Fields({"user": 3, "item": 5}), [("user", 3), ("item", 4), ("item", 1)])
     >>> layout.columns("item")
     [slice(3, 7, None), slice(7, 8, None)]
@@ -49,21 +52,18 @@ class Layout:
             blocks = zip(fields.names, fields.widths, strict=True)
         self.fields = fields
         self.joints = tuple(joints)
+        self._joint_by_start = {one.start: joint for joint in self.joints for one in joint.members}
         self.blocks: list[FieldBlock] = []
         start = 0
         for name, width in blocks:
             self.blocks.append(FieldBlock(name, slice(start, start + width)))
             start += width
+        self.is_plain = tuple(block.name for block in self.blocks) == fields.names
         self._columns: dict[str, list[slice]] = {name: [] for name in fields.names}
         for block in self.blocks:
             self._columns[block.name].append(block.columns)
         self._gates: dict[tuple[int, int], slice] = {}
         self._fields_in: dict[tuple[int, int], Fields] = {}
-
-    @property
-    def is_plain(self) -> bool:
-        """Whether every field has one block of columns, in the order of the fields."""
-        return tuple(block.name for block in self.blocks) == self.fields.names
 
     def columns(self, name: str) -> list[slice]:
         """Return the blocks of columns of the field called `name`."""
@@ -111,10 +111,7 @@ class Layout:
 
     def joint_of(self, columns: slice) -> Joint | None:
         """Return the joint that these columns of one site belong to; None if it is not in one."""
-        for joint in self.joints:
-            if columns in joint.members:
-                return joint
-        return None
+        return self._joint_by_start.get(columns.start)
 
     def column_gates(self) -> list[int]:
         """Return the gate of each column."""

@@ -101,7 +101,7 @@ def join(blocks: list[Tensor]) -> Tensor:
         rows,
         sum(widths) * size,
         output.data_ptr(),
-        torch.get_num_threads(),
+        torch.get_num_threads() if output.numel() > SMALL else 1,
         kernel.parallel,
     )
     return output

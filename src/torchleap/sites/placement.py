@@ -177,6 +177,7 @@ def _named_sites(
     trial = _trial_of(model, named, gates)
     for site, arrival in zip(named, found, strict=True):
         if seen is not None:
+            site.know_sharers()
             site.gate_value(trial, arrival.value)
     return named
 

@@ -8,7 +8,7 @@ their own gates.
 
 import inspect
 import math
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -59,6 +59,7 @@ class Site:
 
     Attributes:
         siblings: All sites whose columns are gated together.
+        rivals: The other sites that may receive the same tensor.
         columns: The block of columns that arrives here, once it is known; None is all of them.
     """
 
@@ -69,6 +70,7 @@ class Site:
         self.held = (*self.home, CHILD)  # from the module with the hook to the gates
         self.handles: list[RemovableHandle] = []
         self.siblings: tuple[Site, ...] = (self,)
+        self.rivals: tuple[Site, ...] = ()
         self.columns: slice | None = None
         self.some: SomeColumns | None = None
         if place.columns is not None:
@@ -98,6 +100,14 @@ class Site:
     def gate_together_with(self, sites: "list[Site]") -> None:
         """Be one of several sites whose columns are gated together, in this order."""
         self.siblings = tuple(sites)
+        self.rivals = tuple(site for site in sites if site is not self)
+
+    def know_sharers(self) -> None:
+        """Compare tensors with those of sites with the same columns alone: an example knows them.
+
+        Comparing each of many sites with all others would take longer than the gates.
+        """
+        self.rivals = tuple(site for site in self.rivals if site.columns == self.columns)
 
     def take_columns(self, columns: slice | None) -> None:
         """Set which columns of the fields arrive here."""
@@ -250,14 +260,18 @@ class Site:
 
     def gate(self, gates: LeAP, value: Any) -> Any:
         """Gate a value, unless another site has gated it in this pass."""
-        if len(self.siblings) == 1:
+        if not self.rivals:
             return self.gate_value(gates, value)
         context = gates.context
         state = state_of(gates, value)
         context.restart_at(self.place)
-        for place, earlier in context.passed():
+        passed = context.passed()
+        for site in self.rivals:
+            earlier = passed.get(site.place)
+            if earlier is None:
+                continue
             if same_tensor(earlier.value, value) and earlier.state == state:
-                self._share_columns(place)
+                self._share_columns(site)
                 if earlier.value is value:
                     return earlier.output
                 return earlier.output.reshape(value.shape)
@@ -268,9 +282,8 @@ class Site:
         context.remember(self.place, Passed(value, state, output))
         return output
 
-    def _share_columns(self, place: Hashable) -> None:
+    def _share_columns(self, other: "Site") -> None:
         """Take the columns of the site that receives the same tensor."""
-        other = next(site for site in self.siblings if site.place == place)
         if self.is_named and self.columns != other.columns:
             raise FieldError(
                 f"{self.label} and {other.label} have the same columns: both receive the same "
@@ -282,7 +295,7 @@ class Site:
         """Refuse a tensor that was another site's before, but is not the one that it has gated."""
         if self.columns is None:
             return
-        for site in self.siblings:
+        for site in self.rivals:
             if site.columns == self.columns and gates.context.reached(site.place):
                 raise AttachError(
                     f"{self.label} received the same tensor as {site.label} before, but now "

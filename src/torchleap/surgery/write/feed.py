@@ -67,7 +67,7 @@ class Fed:
     def __init__(self, site: Site, child: str, places: dict[str, slice], columns: slice) -> None:
         self.site = copy.copy(site)
         self.site.handles = []  # of the model that it was made from
-        self.site.siblings = ()
+        self.site.siblings = self.site.rivals = ()
         self.child = child
         self.places = places
         self.columns = columns
