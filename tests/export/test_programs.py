@@ -1,6 +1,7 @@
 """torch.export and ONNX compute what the model does, for any number of rows."""
 
 import sys
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -90,3 +91,151 @@ def test_onnx_needs_its_packages(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "onnxscript", None)
     with pytest.raises(tl.SurgeryError, match=r"Install it: pip install 'torchleap\[onnx\]'"):
         tl.export.to_onnx(nn.Linear(2, 1), tmp_path / "model.onnx", torch.randn(4, 2))
+
+
+class Histories(nn.Module):
+    """Two histories, one with a mask, an argument that nothing reads, and several outputs."""
+
+    def __init__(self):
+        super().__init__()
+        self.table = nn.Embedding(20, 4)
+        self.bag = nn.EmbeddingBag(20, 4, mode="mean", padding_idx=0)
+        self.query = nn.Linear(4, 4)
+        self.join = nn.Identity()
+        self.head = nn.Linear(16, 2)
+
+    def forward(self, batch, price, unused=None):
+        clicks = self.table(batch["clicks"])
+        scores = (clicks @ self.query(self.table(batch["item"])).unsqueeze(-1)).squeeze(-1)
+        weights = scores.masked_fill(batch["mask"] == 0, -1e9).softmax(1)
+        pooled = (clicks * weights.unsqueeze(-1)).sum(1)
+        tags = self.bag(batch["tags"])
+        x = self.join(torch.cat([pooled, tags, self.table(batch["item"]), price], 1))
+        return {"score": torch.sigmoid(self.head(x)[:, 0]), "parts": (x, self.head(x))}
+
+
+def histories(rows, lengths=(5, 6), seed=0):
+    rng = torch.Generator().manual_seed(seed)
+    batch = {
+        "item": torch.randint(20, (rows,), generator=rng),
+        "clicks": torch.randint(20, (rows, lengths[0]), generator=rng),
+        "mask": (torch.rand(rows, lengths[0], generator=rng) < 0.8).long(),
+        "tags": torch.randint(20, (rows, lengths[1]), generator=rng),
+    }
+    return batch, torch.randn(rows, 4, generator=rng)
+
+
+FIELDS = {"clicks": 4, "tags": 4, "item": 4, "price": 4}
+
+
+def without(dropped):
+    torch.manual_seed(0)
+    model = Histories()
+    plugin = tl.attach(model, FIELDS, at="join")
+    for seed in range(2):
+        model(*histories(16, seed=seed))
+    kept = tuple(name != dropped for name in FIELDS)
+    return plugin.prune(tl.Selection(plugin.fields, (0.5,) * 4, kept)).eval()
+
+
+def dims_of(session):
+    return {entry.name: entry.shape for entry in session.get_inputs()}
+
+
+def ran(session, batch, price):
+    given = {"price": price, **batch}
+    read = {entry.name for entry in session.get_inputs()}
+    outputs = session.run(None, {name: given[name].numpy() for name in read})
+    return {entry.name: found for entry, found in zip(session.get_outputs(), outputs, strict=True)}
+
+
+@pytest.mark.parametrize("dropped", ["price", "tags", "clicks"])
+def test_onnx_has_the_names_of_the_model_and_any_length(dropped, tmp_path):
+    onnxruntime = pytest.importorskip("onnxruntime")
+    small = without(dropped)
+    tl.export.to_onnx(small, tmp_path / "model.onnx", histories(8))
+    session = onnxruntime.InferenceSession(tmp_path / "model.onnx")
+    expected = {
+        "item": ["batch"],
+        "clicks": ["batch", "clicks_length"],
+        "mask": ["batch", "clicks_length"],
+        "tags": ["batch", "tags_length"],
+        "price": ["batch", 4],
+    }
+    gone = {"clicks": {"clicks", "mask"}}.get(dropped, {dropped})
+    assert dims_of(session) == {key: dims for key, dims in expected.items() if key not in gone}
+    assert [entry.name for entry in session.get_outputs()] == ["score", "parts.0", "parts.1"]
+    for rows, lengths in [(8, (5, 6)), (3, (2, 9)), (1, (11, 1)), (20, (1, 3))]:
+        batch, price = histories(rows, lengths, seed=rows)
+        found = ran(session, batch, price)
+        with torch.no_grad():
+            output = small(batch, price)
+        np.testing.assert_allclose(found["score"], output["score"], rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(found["parts.1"], output["parts"][1], rtol=1e-4, atol=1e-5)
+
+
+def test_a_program_takes_any_length(tmp_path):
+    small = without("price")
+    tl.export.to_program(small, tmp_path / "model.pt2", histories(8))
+    program = torch.export.load(tmp_path / "model.pt2").module()
+    for rows, lengths in [(8, (5, 6)), (3, (2, 9)), (20, (11, 3))]:
+        batch, price = histories(rows, lengths, seed=rows)
+        torch.testing.assert_close(program(batch, price), small(batch, price))
+
+
+def test_a_length_that_must_stay_stays(tmp_path):
+    onnxruntime = pytest.importorskip("onnxruntime")
+
+    class Positions(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.table = nn.Embedding(20, 4)
+            self.weights = nn.Parameter(torch.rand(5))
+
+        def forward(self, hist):
+            return (self.table(hist) * self.weights[:, None]).sum((1, 2))
+
+    model = Positions().eval()
+    tl.export.to_onnx(model, tmp_path / "model.onnx", torch.randint(20, (8, 5)))
+    session = onnxruntime.InferenceSession(tmp_path / "model.onnx")
+    assert dims_of(session) == {"hist": ["batch", 5]}
+    assert [entry.name for entry in session.get_outputs()] == ["output"]
+
+
+class Pair(NamedTuple):
+    click: torch.Tensor
+    buy: torch.Tensor
+
+
+class Nested(nn.Module):
+    def forward(self, left, right, others):
+        total = left["x"] + right["x"] + others[0] * others[1] + left["deep"]["y"]
+        return Pair(total, total.sigmoid()), [total * 2, total * 3]
+
+
+def test_names_that_several_arguments_have_are_told_apart(tmp_path):
+    onnxruntime = pytest.importorskip("onnxruntime")
+    x = torch.randn(6, 2)
+    batch = ({"x": x, "deep": {"y": x + 1}}, {"x": x}, [x - 1, x])
+    tl.export.to_onnx(Nested(), tmp_path / "model.onnx", batch)
+    session = onnxruntime.InferenceSession(tmp_path / "model.onnx")
+    names = ["left.x", "deep.y", "right.x", "others.0", "others.1"]
+    assert [entry.name for entry in session.get_inputs()] == names
+    outputs = ["output_0_click", "output_0_buy", "output_1_0", "output_1_1"]
+    assert [entry.name for entry in session.get_outputs()] == outputs
+
+
+def test_an_output_never_has_the_name_of_an_input(tmp_path):
+    onnxruntime = pytest.importorskip("onnxruntime")
+
+    class Same(nn.Module):
+        def forward(self, batch):
+            return {"x": batch["x"] + batch["add"], "mul": batch["x"] * 2}
+
+    batch = {"x": torch.randn(6, 2), "add": torch.randn(6, 2)}
+    tl.export.to_onnx(Same(), tmp_path / "model.onnx", batch)
+    session = onnxruntime.InferenceSession(tmp_path / "model.onnx")
+    assert [entry.name for entry in session.get_inputs()] == ["x", "add"]
+    assert [entry.name for entry in session.get_outputs()] == ["x_output", "mul"]
+    found, _ = session.run(None, {name: value.numpy() for name, value in batch.items()})
+    np.testing.assert_allclose(found, batch["x"] + batch["add"])

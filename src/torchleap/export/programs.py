@@ -24,16 +24,22 @@ from .._common.optional import need
 from ..sites.calls import Call, as_call
 from ..surgery import Plan
 from ..surgery.trial.compare import alike, difference
+from ..surgery.trial.lengths import Sizes, near, stretched
 from ..surgery.trial.rounding import with_other_rounding
-from ..surgery.trial.run import batch_rows, in_eval, run
+from ..surgery.trial.run import batch_rows, in_eval, leaves_of_batch, run
+from .onnx_names import BATCH, names_of_inputs, names_of_outputs, tidy
 
-Write = Callable[[Path], Callable[[Call], Any]]  # writes a file; returns what runs it on a batch
+Program = torch.export.ExportedProgram
+Run = Callable[[Call], Any]  # runs a file on a batch
+Write = Callable[[Path, Program], Run]  # writes a program to a file
+_ANY: Any = torch.export.Dim.AUTO
 LOGGERS = ("torch.onnx", "onnxscript", "onnx_ir", "torch.export")
 
 
 def to_program(model: nn.Module, path: str | os.PathLike[str], example: Any) -> None:
     """Write a model, pruned or not, as a program of torch.export with any number of rows.
 
+    Lengths of histories may differ as well, where the model's operations allow it.
     `torch.export.load(path).module()` loads it.
 
     Args:
@@ -42,66 +48,86 @@ def to_program(model: nn.Module, path: str | os.PathLike[str], example: Any) -> 
         example: A batch as the model takes it; a tuple is several arguments. Entries that the
             pruned model does not read are left out, and need not be given to the program.
     """
-    call = _still_read(model, as_call(example))
 
-    def write(file: Path) -> Callable[[Call], Any]:
+    def write(file: Path, program: Program) -> Run:
         content = io.BytesIO()  # on a full disk PyTorch's own writer ends the process
-        torch.export.save(_program(model, call), content)
+        torch.export.save(program, content)
         file.write_bytes(content.getbuffer())
-        program = torch.export.load(file).module()
-        return lambda batch: program(*batch[0], **batch[1])
+        module = torch.export.load(file).module()
+        return lambda batch: module(*batch[0], **batch[1])
 
-    _write_checked(model, Path(path), call, write)
+    _write_checked(model, model, Path(path), _still_read(model, as_call(example)), write)
 
 
 def to_onnx(model: nn.Module, path: str | os.PathLike[str], example: Any) -> None:
     """Write a model, pruned or not, as ONNX with any number of rows. Needs torchleap[onnx].
 
+    Inputs have the names of the batch: the keys of a dict, or the names of arguments; inputs that
+    the model does not read are left out. Outputs have the keys or fields of the model's output, or
+    the name "output". The rows are the dimension "batch"; lengths of histories may differ, where
+    the model's operations allow it, and are called "hist_length" and so on.
     `nn.EmbeddingBag` is written as gather and sum, since ONNX would run it as a loop over the rows.
 
     Args:
         model: The model.
         path: The file to write.
-        example: As in `to_program`. The inputs of the ONNX model are its tensors, in order.
+        example: As in `to_program`.
     """
     for package in ("onnx", "onnxscript", "onnxruntime"):
         need(package, "onnx", "ONNX", refused=SurgeryError)
     call = _still_read(model, as_call(example))
+    inputs = names_of_inputs(model, call)
 
-    def write(file: Path) -> Callable[[Call], Any]:
+    def write(file: Path, program: Program) -> Run:
         with _quiet():
-            program = _program(_without_bags(model), call)
             written = torch.onnx.export(program, dynamo=True, verbose=False)
             assert written is not None
+            tidy(written.model.graph, inputs, names_of_outputs(run(model, call), inputs))
             written.save(str(file))
-        return _onnx_session(file)
+        return _onnx_session(file, inputs)
 
-    _write_checked(model, Path(path), call, write)
+    _write_checked(model, _without_bags(model), Path(path), call, write)
 
 
-def _onnx_session(file: Path) -> Callable[[Call], Any]:
-    """Return a function that runs an ONNX file on a batch."""
+def _onnx_session(file: Path, inputs: list[str]) -> Run:
+    """Return a function that runs an ONNX file on a batch.
+
+    Args:
+        file: The file.
+        inputs: The name of each tensor of the batch.
+    """
     import onnxruntime
 
     session = onnxruntime.InferenceSession(str(file), providers=["CPUExecutionProvider"])
-    names = [entry.name for entry in session.get_inputs()]
+    read = {entry.name for entry in session.get_inputs()}
 
     def run_session(batch: Call) -> list[Tensor]:
         leaves = [leaf for leaf in tree_leaves(batch) if isinstance(leaf, Tensor)]
-        arrays = [leaf.detach().cpu().numpy() for leaf in leaves]
-        found = session.run(None, dict(zip(names, arrays, strict=True)))
-        return [torch.from_numpy(array) for array in found]
+        named = zip(inputs, leaves, strict=True)
+        arrays = {name: leaf.detach().cpu().numpy() for name, leaf in named if name in read}
+        return [torch.from_numpy(array) for array in session.run(None, arrays)]
 
     return run_session
 
 
-def _program(model: nn.Module, call: Call) -> torch.export.ExportedProgram:
-    """Export a model in eval mode, with any number of rows."""
+def _program(model: nn.Module, call: Call, *, any_length: bool) -> Program:
+    """Export a model in eval mode, with any number of rows.
+
+    Args:
+        model: The model.
+        call: A batch.
+        any_length: Whether other dimensions may differ too, where the model's operations allow it.
+    """
     rows = batch_rows(call)
-    batch = torch.export.Dim("batch")
+    batch = torch.export.Dim(BATCH)
 
     def dims(leaf: Any) -> Any:
-        return {0: batch} if _has_rows(leaf, rows) else None
+        if not isinstance(leaf, Tensor):
+            return None
+        found: dict[int, Any] = dict.fromkeys(range(leaf.dim()), _ANY) if any_length else {}
+        if _has_rows(leaf, rows):
+            found[0] = batch
+        return found or None
 
     shapes: Any = tuple(tree_map(dims, argument) for argument in call[0]) or None
     named = {name: tree_map(dims, argument) for name, argument in call[1].items()}
@@ -111,33 +137,79 @@ def _program(model: nn.Module, call: Call) -> torch.export.ExportedProgram:
         return torch.export.export(model, call[0], call[1], dynamic_shapes=shapes)
 
 
+def _lengths(program: Program, call: Call) -> Sizes:
+    """Return the dimensions of a batch, but for the rows, that may differ in a program."""
+    rows = batch_rows(call)
+    inputs = set(program.graph_signature.user_inputs)
+    values = [node.meta["val"] for node in program.graph.nodes if node.name in inputs]
+    leaves = leaves_of_batch(call)
+    tensors = [place for place, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
+    found: Sizes = {}
+    known = [value for value in values if isinstance(value, Tensor)]
+    for place, value in zip(tensors, known, strict=True):
+        for dim, size in enumerate(value.shape):
+            is_rows = dim == 0 and _has_rows(leaves[place], rows)
+            if isinstance(size, torch.SymInt) and not is_rows:
+                found[place, dim] = leaves[place].shape[dim]
+    return found
+
+
 def _has_rows(leaf: Any, rows: int) -> bool:
     return isinstance(leaf, Tensor) and leaf.dim() > 0 and leaf.shape[0] == rows
 
 
-def _write_checked(model: nn.Module, target: Path, call: Call, write: Write) -> None:
-    """Write to a folder beside the target, compare on random batches, and then move it in place."""
-    if batch_rows(call) < 2:
-        call = tree_map(_doubled, call)
+def _write_checked(
+    model: nn.Module, exported: nn.Module, target: Path, call: Call, write: Write
+) -> None:
+    """Write to a folder beside the target, compare on random batches, and then move it in place.
+
+    Args:
+        model: The model to compare with.
+        exported: The model to write, which computes the same.
+        target: The file.
+        call: A batch.
+        write: Writes a program to a file.
+    """
+    call = tree_map(_doubled if batch_rows(call) < 2 else _own, call)
     folder_of = partial(tempfile.TemporaryDirectory, dir=target.parent, prefix=f".{target.name}.")
     with writing(target), folder_of() as folder:
+        file = Path(folder) / target.name
         try:
-            with writing(target):
-                program = write(Path(folder) / target.name)
-        except TorchleapError:
-            raise
-        except Exception as error:
-            raise SurgeryError(
-                f"{type(model).__name__} cannot be exported to {target.name}: {_reason(error)}"
-            ) from error
-        for batch in _random_batches(call):
-            _compare(model, target, program, batch)
-        for file in Path(folder).iterdir():
-            file.replace(target.parent / file.name)
+            _write_one(model, exported, file, call, write, any_length=True)
+        except (TorchleapError, RuntimeError):  # lengths as in the example may work
+            _write_one(model, exported, file, call, write, any_length=False)
+        for written in Path(folder).iterdir():
+            written.replace(target.parent / written.name)
+
+
+def _write_one(
+    model: nn.Module, exported: nn.Module, file: Path, call: Call, write: Write, *, any_length: bool
+) -> None:
+    """Write a program to a file and compare it with the model on random batches."""
+    try:
+        with writing(file):
+            program = _program(exported, call, any_length=any_length)
+            runs = write(file, program)
+            lengths = _lengths(program, call)
+            batches = [*_random_batches(call), *_of_other_lengths(model, call, lengths)]
+            found = [tree_leaves(runs(batch)) for batch in batches]
+    except TorchleapError:
+        raise
+    except Exception as error:
+        raise SurgeryError(
+            f"{type(model).__name__} cannot be exported to {file.name}: {_reason(error)}"
+        ) from error
+    for batch, outputs in zip(batches, found, strict=True):
+        _compare(model, file, outputs, batch)
 
 
 def _doubled(leaf: Any) -> Any:
     return torch.cat([leaf, leaf]) if isinstance(leaf, Tensor) and leaf.dim() else leaf
+
+
+def _own(leaf: Any) -> Any:
+    """Return a tensor of its own, since one that is given twice would become one input."""
+    return leaf.detach().clone() if isinstance(leaf, Tensor) else leaf
 
 
 def _reason(error: Exception) -> str:
@@ -146,9 +218,8 @@ def _reason(error: Exception) -> str:
     return lines[0] if lines else type(error).__name__
 
 
-def _compare(model: nn.Module, target: Path, program: Callable[[Call], Any], batch: Call) -> None:
+def _compare(model: nn.Module, target: Path, found: list[Any], batch: Call) -> None:
     """Refuse a program whose output on a batch differs from the model's by more than rounding."""
-    found = tree_leaves(program(batch))
     expected = tree_leaves(run(model, batch))
     if alike(found, expected) or alike(found, expected, partial(_rounded, model, batch)):
         return
@@ -177,6 +248,29 @@ def _random_batches(call: Call) -> Iterator[Call]:
 
         drawn: Call = tree_map(draw, call)
         yield drawn
+
+
+def _of_other_lengths(model: nn.Module, call: Call, lengths: Sizes) -> list[Call]:
+    """Return batches of other lengths, as far as the model takes them."""
+
+    def accepts(candidate: Call) -> bool:
+        try:
+            run(model, candidate)
+        except Exception:  # the model's own code decides how it refuses a batch
+            return False
+        return True
+
+    if not lengths:
+        return []
+    batches = list(_random_batches(call))[::2]
+    return [
+        stretched(batches[0], lengths, _longer, accepts),
+        stretched(batches[1], lengths, near, accepts),
+    ]
+
+
+def _longer(length: int) -> tuple[int, ...]:
+    return (2 * length + 1, length + 3, 2 * length)
 
 
 def _still_read(model: nn.Module, call: Call) -> Call:
