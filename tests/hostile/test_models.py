@@ -358,6 +358,15 @@ BAGS = {
 }
 
 
+@pytest.mark.parametrize("step", ["grad_fn", "_base", "__class__", "numpy"])
+def test_steps_into_a_batch_lead_to_no_attributes_of_tensors(step, copy):
+    folder, batch = copy
+    steps = {"tuple": [{"tuple": ["attribute", step]}]}
+    spoil(folder, several(ENTRY, function("torchleap.walk", A, steps)))
+    with pytest.raises(AttributeError, match=step):
+        tl.export.load(folder)(batch)
+
+
 @pytest.mark.parametrize("name", BAGS)
 def test_a_model_with_a_bag_cannot_reach_beyond_its_table(name, copy):
     folder, _ = copy

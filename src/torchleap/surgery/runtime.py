@@ -191,7 +191,7 @@ def walk(value: Any, steps: Steps) -> Any:
             value = value[key]
         elif how == "parts":
             value = parts_of(value)
-        elif key.startswith("__"):
+        elif key.startswith("__") or isinstance(value, Tensor):
             raise AttributeError(key)
         else:
             value = getattr(value, key)
