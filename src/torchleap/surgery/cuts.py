@@ -11,7 +11,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from .._common.text import words
 from ..gates.leap import LeAP
 from ..sites.calls import Call
-from .rules.written import OF_SUMS
+from .rules.written import made_from
 from .trial.run import run
 
 _SIZES = words(
@@ -54,13 +54,13 @@ def cuts_of(model: nn.Module, gates: LeAP, trial: nn.Module) -> list[Cut]:
             found.append(Cut(path, describe(module), describe(new), left - saved))
         else:
             found += _cut_tensors(path, module, new)
-    return found + _cut_weights_of_sums(model, trial)
+    return found + _new_weights(model, trial)
 
 
-def _cut_weights_of_sums(model: nn.Module, trial: nn.Module) -> list[Cut]:
-    """Return the weights of sums that are new, cut or removed."""
-    before = {name: each for name, each in model.named_parameters() if OF_SUMS in name}
-    after = {name: each for name, each in trial.named_parameters() if OF_SUMS in name}
+def _new_weights(model: nn.Module, trial: nn.Module) -> list[Cut]:
+    """Return the weights that surgery made which are new, cut or removed."""
+    before = {name: each for name, each in model.named_parameters() if made_from(name)}
+    after = {name: each for name, each in trial.named_parameters() if made_from(name)}
     cuts = []
     for name in {**before, **after}:
         old = before.get(name)
@@ -97,16 +97,16 @@ def _parameter(parameter: nn.Parameter) -> str:
 
 
 def _own(module: nn.Module) -> list[nn.Parameter]:
-    """Return the parameters of a module itself, but for weights of sums."""
+    """Return the parameters of a module itself, but for weights that surgery made."""
     named = module.named_parameters(recurse=False)
-    return [parameter for name, parameter in named if OF_SUMS not in name]
+    return [parameter for name, parameter in named if not made_from(name)]
 
 
 def _shapes(module: nn.Module) -> dict[str, tuple[int, ...]]:
     """Return the shapes of a module's own parameters and buffers, but for those of surgery."""
     found = {}
     for name, tensor in {**module._parameters, **module._buffers}.items():
-        if tensor is not None and not name.startswith("pruned_") and OF_SUMS not in name:
+        if tensor is not None and not name.startswith("pruned_") and not made_from(name):
             found[name] = tuple(tensor.shape)
     return found
 

@@ -11,7 +11,7 @@ from torch.optim import LBFGS, Optimizer
 
 from .._common.errors import SurgeryError
 from ..distributed import ranks
-from .rules.written import OF_SUMS, Origin
+from .rules.written import Origin, made_from
 
 Parameters = dict[str, nn.Parameter]
 
@@ -147,7 +147,9 @@ def _kept_groups(optimizer: Optimizer, kept: Kept) -> list[dict[str, Any]]:
     groups = []
     for group in optimizer.param_groups:
         names = [kept.names[id(one)] for one in group["params"] if id(one) in kept.names]
-        added = [name for name in kept.added if _weight_beside(name) in names]
+        own = {id(one) for one in group["params"]}
+        owned = {name for name, one in kept.old.items() if id(one) in own}
+        added = [name for name in kept.added if _weight_beside(name) in owned]
         settings = {**group, "params": [kept.new[name] for name in (*names, *added)]}
         settings.pop("param_names", None)
         groups.append(settings)
@@ -160,5 +162,4 @@ def _weight_beside(name: str) -> str:
     >>> _weight_beside("deep.0.bias"), _weight_beside("deep.0.weight_of_sums")
     ('deep.0.weight', 'deep.0.weight')
     """
-    weight, of_sums, _ = name.rpartition(OF_SUMS)
-    return weight if of_sums else name.removesuffix("bias") + "weight"
+    return made_from(name) or name.removesuffix("bias") + "weight"

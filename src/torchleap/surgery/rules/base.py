@@ -54,6 +54,8 @@ elements, or treat each token on its own. Test a rule as in tests/surgery/rules/
 without the comparison, which would hide a wrong rule.
 """
 
+import math
+
 import torch
 from torch import Tensor, fx
 
@@ -108,7 +110,14 @@ class CutRule:
         return None
 
 
-OPAQUE = CutRule()
+class Opaque(CutRule):
+    """The rule for operations that no rule covers."""
+
+    def takes_sums(self, node: fx.Node, view: View, source: fx.Node) -> bool:
+        return view.reach == math.inf  # they are restored in front of it, with the constants
+
+
+OPAQUE = Opaque()
 
 
 class LayerRule(CutRule):

@@ -213,7 +213,7 @@ class View:
         value = self.trace.values[node]
         if node in self.trace.varying or not value.is_floating_point():
             raise UnsupportedError(f"{node} has no fixed number of features")
-        numbers = self.features.of(Elements(node, self), index)
+        numbers = self.features.of(node, Elements(node, self), index)
         features, places = torch.unique(numbers, return_inverse=True)
         matrix = torch.zeros(len(index), len(features), dtype=torch.float64)
         matrix[torch.arange(len(index)), places] = 1.0

@@ -196,23 +196,41 @@ class Pick(Layout):
         numbers = torch.arange(torch.Size(shape).numel()).reshape(shape)
         picked = writer.view.evaluate(node, {source: numbers})
         lines = _lines(picked, axis, shape)
-        places = held.form.places(lines.tolist())
-        if torch.equal(numbers.index_select(axis - 1, lines), picked):
+        if lines is not None and torch.equal(numbers.index_select(axis - 1, lines), picked):
+            wanted = _by_line(writer.view.live(node), axis).any(1)
+            of_form = torch.isin(lines, torch.tensor(held.form.index))
+            chosen = (of_form & wanted).nonzero().flatten()
+            form = None if len(chosen) == len(lines) else Form(axis, tuple(chosen.tolist()))
+            places = [held.form.index.index(int(line)) for line in lines[chosen]]
             new = writer.select(held.node, axis, places)
-        elif len(lines) == 1 and torch.equal(numbers.select(axis - 1, int(lines)), picked):
-            new = writer.graph.call_method("select", (held.node, axis, places[0]))
+        elif len(distinct := torch.unique(_along(axis, shape)[picked])) == 1:
+            (place,) = held.form.places(distinct.tolist())
+            if not torch.equal(numbers.select(axis - 1, int(distinct)), picked):
+                return self.write_complete(node, writer, source, writer.as_form(source, None))
+            new = writer.graph.call_method("select", (held.node, axis, place))
         else:
             return self.write_complete(node, writer, source, writer.as_form(source, None))
         return writer.carry(node, {source: held}, form, new)
 
 
-def _lines(picked: Tensor, axis: int, shape: tuple[int, ...]) -> Tensor:
-    """Return the places along an axis at which numbered elements were picked."""
+def _along(axis: int, shape: tuple[int, ...]) -> Tensor:
+    """Return the place along an axis of each element of a row, numbered one after the other."""
     along_shape = [1] * len(shape)
     along_shape[axis - 1] = -1
-    along = torch.arange(shape[axis - 1]).reshape(along_shape)
-    lines: Tensor = torch.unique(along.expand(shape).flatten()[picked])
-    return lines
+    return torch.arange(shape[axis - 1]).reshape(along_shape).expand(shape).flatten()
+
+
+def _by_line(row: Tensor, axis: int) -> Tensor:
+    """Return the elements of a row with those of each line along an axis beside each other."""
+    return row.movedim(axis - 1, 0).reshape(row.shape[axis - 1], -1)
+
+
+def _lines(picked: Tensor, axis: int, shape: tuple[int, ...]) -> Tensor | None:
+    """Return the place along an axis from which each line of numbered elements was picked."""
+    if picked.dim() != len(shape):
+        return None
+    along = _by_line(_along(axis, shape)[picked], axis)
+    return along[:, 0] if bool((along == along[:, :1]).all()) else None
 
 
 class Join(Layout):

@@ -91,7 +91,7 @@ class Linear(LayerRule):
         mixed = facts.sums.mask & ~tokens
         if not bool(mixed.any()):
             return True
-        if mixed.dim() > 1 or self.stays(node, view):
+        if mixed.dim() > 1 or (self.stays(node, view) and self._in_common(node, view) is None):
             return False
         return view.reach == math.inf or len(facts.sums.read(mixed)) <= int(mixed.sum())
 
@@ -144,7 +144,7 @@ class Linear(LayerRule):
         if held.form is not None and held.form.axis != last:  # tokens are absent, the weight stays
             return Written(writer.copy(node, lambda _: writer.plain(source).node), held.form)
         if self.stays(node, view):
-            return Written(writer.copy(node, writer.complete))
+            return self._write_shared(node, writer)
         varying = form_of(~facts.known)
         if held.form is None and varying is not None and varying.axis == last:
             held = writer.as_form(source, varying)
@@ -159,18 +159,62 @@ class Linear(LayerRule):
         if len(outputs) < live.shape[-1]:
             form = Form(last, tuple(outputs.tolist()))
         new = self._write(node, writer, held, columns, outputs, added)
-        if facts.sums is not None:
-            rest = facts.sums.mask.clone()
-            rest[..., columns] = False
-            rows = torch.where(rest[..., None], facts.sums.matrix, 0.0)
-            if bool(rows.any()):
-                weights = torch.einsum(
-                    "...dk,do->...ok", rows, self._weight(node, view).matrix[:, outputs]
-                )
-                beside = self._weight(node, view).path
-                total = writer.sum_of(facts.sums.features, weights, node, beside=beside)
-                new = writer.graph.call_function(torch.add, (new, total))
+        new = self._add_sums(node, writer, columns, outputs, new)
         return Written(new, form)
+
+    def _in_common(self, node: fx.Node, view: View) -> Form | None:
+        """Return the columns that vary in each call of a layer that is called several times."""
+        module = view.trace.module(node)
+        calls = [other for other in view.trace.graph.nodes if other.op == "call_module"]
+        calls = [call for call in calls if call.target == node.target]
+        if module is None or any(view.rules.get(call) is not self for call in calls):
+            return None
+        if any(view.uses.get(id(own), 0) > len(calls) for own in module.parameters()):
+            return None
+        forms = set()
+        for call in calls:
+            known = view.facts[view.row_sources(call)[0]].known
+            if known.dim() > 1:
+                return None
+            if not known.all():  # else the result is known
+                forms.add(form_of(~known))
+        return forms.pop() if len(forms) == 1 else None
+
+    def _write_shared(self, node: fx.Node, writer: Writer) -> Written:
+        """Write one of several calls of a layer, which is cut if all calls are cut alike."""
+        form = self._in_common(node, writer.view)
+        if form is None:
+            return Written(writer.copy(node, writer.complete))
+        (source,) = writer.view.row_sources(node)
+        held = writer.plain_part(source, form)
+        facts = writer.view.facts[source]
+        weight = self._weight(node, writer.view)
+        columns = torch.tensor(form.index)
+        writer.cut(weight.path, weight.value, {1: columns})
+        writer.attributes[str(node.target)] = {"in_features": len(columns)}
+        new = writer.copy(node, lambda _: held.node)
+        added = self._contribution(node, writer.view, held, facts, columns)
+        if bool(added.any()):
+            new = writer.add(new, added, node)
+        return Written(self._add_sums(node, writer, columns, torch.arange(len(added)), new))
+
+    def _add_sums(
+        self, node: fx.Node, writer: Writer, columns: Tensor, outputs: Tensor, new: fx.Node
+    ) -> fx.Node:
+        """Add what sums of features in the absent columns add to each output."""
+        view = writer.view
+        sums = view.facts[view.row_sources(node)[0]].sums
+        if sums is None:
+            return new
+        rest = sums.mask.clone()
+        rest[..., columns] = False
+        rows = torch.where(rest[..., None], sums.matrix, 0.0)
+        if not bool(rows.any()):
+            return new
+        weight = self._weight(node, view)
+        weights = torch.einsum("...dk,do->...ok", rows, weight.matrix[:, outputs])
+        total = writer.sum_of(sums.features, weights, node, beside=weight.path)
+        return writer.graph.call_function(torch.add, (new, total))
 
     def _contribution(
         self, node: fx.Node, view: View, held: Written, facts: Facts, columns: Tensor

@@ -4,10 +4,11 @@ import operator
 from typing import Any
 
 import torch
-from torch import fx
+from torch import Tensor, fx
 
 from .base import CutRule, spread
-from .facts import Facts, View, form_of
+from .facts import Facts, UnsupportedError, View, form_of
+from .sums import MOST_WEIGHTS, Expression, Products, Sums
 from .writer import Writer
 from .written import Written
 
@@ -73,13 +74,16 @@ class Reduce(CutRule):
 
 
 class Product(CutRule):
-    """torch.bmm: the product of two constant tokens is a constant.
+    """bmm, and matmul of two nodes with rows: the product of two constant tokens is a constant.
 
-    Such products are the interactions between dropped fields.
+    Such products are the interactions between dropped fields. A constant token times one that is
+    computed is linear in the latter, and a sum of features times it in products of features.
     """
 
     def applies(self, node: fx.Node, view: View) -> bool:
-        return len(node.args) == 2 and all(view.is_rows(side) for side in node.args)
+        if len(node.args) != 2 or not all(view.is_rows(side) for side in node.args):
+            return False
+        return all(len(view.trace.shape(side)) == 2 for side in self._sides(node))
 
     def _sides(self, node: fx.Node) -> tuple[fx.Node, fx.Node]:
         """Return the two factors."""
@@ -94,10 +98,108 @@ class Product(CutRule):
         left_zero = (left.const & (left.value == 0)).all(-1)
         right_zero = (right.const & (right.value == 0)).all(-2)
         zero = left_zero[:, None] | right_zero
-        return Facts(const | zero, torch.where(zero, 0.0, left.value @ right.value))
+        facts = Facts(const | zero, torch.where(zero, 0.0, left.value @ right.value))
+        if view.reach is None or not view.keeps_precision(node):
+            return facts
+        mask = (left.known.all(-1)[:, None] | right.known.all(-2)) & ~facts.const
+        return self._with_sums(node, view, facts, mask)
+
+    def _with_sums(self, node: fx.Node, view: View, facts: Facts, mask: Tensor) -> Facts:
+        """Return the facts with these elements as sums of features and products of features."""
+        if not bool(mask.any()):
+            return facts
+        left, right = self._sides(node)
+        width = view.trace.shape(left)[-1]
+        height = facts.const.shape[1]
+        lines = mask.any(1).nonzero().flatten()
+        columns = mask.any(0).nonzero().flatten()
+        inner = torch.arange(width)
+        of_left = view.express(left, (lines[:, None] * width + inner).flatten())
+        of_right = view.express(right, (inner[:, None] * height + columns).flatten())
+        features, sums = multiplied(
+            view, node, of_left, of_right, (len(lines), width, len(columns))
+        )
+        if facts.const.numel() * len(features) > MOST_WEIGHTS:
+            return facts
+        matrix = torch.zeros(*facts.const.shape, len(features), dtype=torch.float64)
+        value = facts.value.clone()
+        chosen = mask[lines][:, columns]
+        places = (lines[:, None].expand_as(chosen)[chosen], columns.expand_as(chosen)[chosen])
+        matrix[places] = sums[..., :-1][chosen]
+        value[places] = sums[..., -1][chosen]
+        return Facts(facts.const, value, Sums(mask, features, matrix))
+
+    def takes_sums(self, node: fx.Node, view: View, source: fx.Node) -> bool:
+        """Return whether no element that is computed needs one of the sums."""
+        left, _ = self._sides(node)
+        sums = view.facts[source].sums
+        if sums is None:
+            return True
+        computed = ~view.facts[node].known
+        if source is left:
+            return not bool((sums.mask.any(-1)[:, None] & computed).any())
+        return not bool((sums.mask.any(-2) & computed).any())
 
     def request(self, node: fx.Node, view: View) -> None:
         left, right = self._sides(node)
         live = view.live(node)
         view.request(left, spread(live, -1, view.trace.shape(left)))
         view.request(right, spread(live, -2, view.trace.shape(right)))
+
+    def write(self, node: fx.Node, writer: Writer) -> Written:
+        """Write the product of the tokens on either side that some live element needs."""
+        form = form_of(writer.view.live(node))
+        if form is None:
+            return Written(writer.copy(node, writer.complete))
+        parts = {}
+        for axis, side in enumerate(self._sides(node), 1):
+            parts[side] = writer.plain_part(side, form if axis == form.axis else None).node
+        return Written(writer.copy(node, parts.__getitem__), form)
+
+
+def multiplied(
+    view: View,
+    node: fx.Node,
+    left: Expression,
+    right: Expression,
+    sizes: tuple[int, int, int],
+) -> tuple[Tensor, Tensor]:
+    """Return the product of two matrices whose elements are sums of features.
+
+    Args:
+        view: The view, whose features the products of two features join.
+        node: The node of the product.
+        left: The elements of the left matrix, (n * k).
+        right: The elements of the right matrix, (k * m).
+        sizes: n, k and m.
+
+    Returns:
+        The numbers of the features, and their weights with the summand at the end, (n, m, K + 1).
+    """
+    lines, inner, columns = sizes
+    ones = torch.tensor([-1])  # stands for the summand
+    of_left = torch.cat([left.features, ones])
+    of_right = torch.cat([right.features, ones])
+    if lines * columns * len(of_left) * len(of_right) > MOST_WEIGHTS:
+        raise UnsupportedError(f"{node} would need more than {MOST_WEIGHTS:,} weights")
+    weights = torch.einsum(
+        "nkf,kmg->nmfg",
+        torch.cat([left.matrix, left.offset[:, None]], 1).reshape(lines, inner, -1),
+        torch.cat([right.matrix, right.offset[:, None]], 1).reshape(inner, columns, -1),
+    ).reshape(lines, columns, -1)
+    pairs = torch.cartesian_prod(of_left, of_right)
+    offset = weights[..., -1:]
+    used = (weights != 0).flatten(0, 1).any(0)
+    used[-1] = False
+    pairs = pairs[used].sort(1).values
+    weights = weights[..., used]
+    single = pairs[:, 0] == -1
+    numbers = pairs[:, 1].clone()
+    if not bool(single.all()):
+        products, places = torch.unique(pairs[~single], dim=0, return_inverse=True)
+        key = (node, "products")
+        numbers[~single] = view.features.of(key, Products(products), places)
+    features, places = torch.unique(numbers, return_inverse=True)
+    total = torch.zeros(lines, columns, len(features), dtype=torch.float64)
+    total.index_add_(2, places, weights)
+    return features, torch.cat([total, offset], 2)

@@ -15,6 +15,7 @@ from ..trace.tracer import gated, is_input
 from .base import OPAQUE, CutRule
 from .bilinear import Bilinear
 from .collection import Keyed
+from .contraction import Contraction
 from .convolution import Convolution
 from .elementwise import Elementwise, SetElements
 from .embedding import Embedding, EmbeddingBag
@@ -45,17 +46,19 @@ for _name in words(
 ):
     LAYERS[getattr(nn, _name)] = Elementwise()
 
-# functions, and names of methods
-CALLS: dict[Any, CutRule] = {
+# functions, and names of methods; of several rules, the first that applies
+CALLS: dict[Any, CutRule | tuple[CutRule, ...]] = {
     gated: Gate(),
     with_item: SetElements(),
     keyed_values: Keyed(),
     operator.getitem: Pick(),
     functional.linear: Linear(),
-    torch.matmul: Linear(),
-    operator.matmul: Linear(),
+    torch.matmul: (Linear(), Contraction(), Product()),
+    operator.matmul: (Linear(), Contraction(), Product()),
     torch.mm: Linear(),
-    "matmul": Linear(),
+    "matmul": (Linear(), Contraction(), Product()),
+    torch.tensordot: Contraction(),
+    torch.einsum: Contraction(),
     "mm": Linear(),
     torch.bmm: Product(),
     "bmm": Product(),
@@ -104,13 +107,16 @@ def rule_for(node: fx.Node, view: View) -> CutRule:
     module = view.trace.module(node)
     if node in view.trace.varying or (module is not None and not is_plain(module)):
         return OPAQUE
-    rule = CALLS.get(node.target, OPAQUE)
+    rules = CALLS.get(node.target, OPAQUE)
     if module is not None:
-        rule = LAYERS.get(type(module), OPAQUE)
+        rules = LAYERS.get(type(module), OPAQUE)
     split = view.split_of(node)
     kinds = {view.trace.kinds[each] for each in node.all_input_nodes if each is not split}
-    covered = rule.reads is None or kinds <= rule.reads
-    return rule if covered and rule.applies(node, view) else OPAQUE
+    for rule in rules if isinstance(rules, tuple) else (rules,):
+        covered = rule.reads is None or kinds <= rule.reads
+        if covered and rule.applies(node, view):
+            return rule
+    return OPAQUE
 
 
 def is_plain(module: nn.Module) -> bool:

@@ -96,25 +96,52 @@ class Elements:
         return writer.select(flat, 1, places.tolist())
 
 
+class Products:
+    """Products of two features each, as features.
+
+    Args:
+        pairs: The numbers of the features of each product, (n, 2).
+    """
+
+    def __init__(self, pairs: Tensor) -> None:
+        self.pairs = pairs
+        self.size = len(pairs)
+
+    def request(self, view: "View", index: Tensor) -> None:
+        """Request the features that some of the products are made of."""
+        for elements, own in view.features.groups(torch.unique(self.pairs[index])):
+            elements.request(view, own)
+
+    def write(self, writer: "Writer", index: Tensor) -> fx.Node:
+        """Return a new node with these products, (B, n)."""
+        sides = [writer.features(numbers) for numbers in self.pairs[index].unbind(1)]
+        return writer.graph.call_function(torch.mul, tuple(sides))
+
+
 class Features:
     """All features of a trace, numbered in the order in which they were found."""
 
     def __init__(self) -> None:
-        self._found: dict[Any, Elements] = {}
+        self._found: dict[Any, Elements | Products] = {}
         self._starts: dict[Any, int] = {}
         self._stop = 0
 
-    def of(self, elements: Elements, index: Tensor) -> Tensor:
-        """Return the numbers of some elements of a node, by their places in a flat row."""
-        key = elements.node
+    def of(self, key: Any, elements: Elements | Products, index: Tensor) -> Tensor:
+        """Return the numbers of some features, by their places.
+
+        Args:
+            key: What stands for the features: a node for its elements.
+            elements: The features.
+            index: Their places, for elements in a flat row.
+        """
         if key not in self._found:
             self._found[key] = elements
             self._starts[key] = self._stop
             self._stop += elements.size
         return index + self._starts[key]
 
-    def groups(self, numbers: Tensor) -> list[tuple[Elements, Tensor]]:
-        """Return rising numbers of features, grouped by their nodes, each with its places."""
+    def groups(self, numbers: Tensor) -> list[tuple[Elements | Products, Tensor]]:
+        """Return rising numbers of features, grouped by where they are, each with its places."""
         found = []
         for key, elements in self._found.items():
             start = self._starts[key]

@@ -1,5 +1,6 @@
 """Write the new graph: which part of each node it computes, and what is restored, selected, cut."""
 
+import itertools
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -8,7 +9,7 @@ from torch import Tensor, fx
 from torch.nn import functional
 
 from .facts import Form, View
-from .written import OF_SUMS, Origin, Written
+from .written import OF_PART, OF_SUMS, Origin, Written
 
 
 class Writer:
@@ -53,6 +54,7 @@ class Writer:
         self._complete: dict[fx.Node, Written] = {}
         self._plain: dict[tuple[fx.Node, fx.Node], Written] = {}
         self._splits: dict[tuple[fx.Node, fx.Node], fx.Node] = {}
+        self._parts: dict[str, list[tuple[fx.Node, dict[int, Tensor], fx.Node]]] = {}
         self._gathered: dict[tuple[int, ...], fx.Node] = {}
         self._batch: fx.Node | None = None
 
@@ -137,7 +139,7 @@ class Writer:
         used = (flat != 0).any(0)
         flat = flat[:, used]
         weight = self.buffer(flat, like) if beside is None else self._weight(flat, like, beside)
-        arguments: tuple[Any, ...] = (self._features(features[used]), weight)
+        arguments: tuple[Any, ...] = (self.features(features[used]), weight)
         if offset is not None and bool(offset.any()):
             arguments += (self.buffer(offset.reshape(-1), like),)
         total = self.graph.call_function(functional.linear, arguments)
@@ -145,8 +147,16 @@ class Writer:
             return total
         return self.graph.call_method("reshape", (total, -1, *shape))
 
-    def _features(self, numbers: Tensor) -> fx.Node:
-        """Return a new node with these features, (B, K)."""
+    def features(self, numbers: Tensor) -> fx.Node:
+        """Return a new node with these features, in any order, (B, n)."""
+        distinct, places = torch.unique(numbers, return_inverse=True)
+        found = self._gather(distinct)
+        if torch.equal(places, torch.arange(len(distinct))):
+            return found
+        return self.select(found, 1, places.tolist())
+
+    def _gather(self, numbers: Tensor) -> fx.Node:
+        """Return a new node with features in rising order, (B, K)."""
         key = tuple(numbers.tolist())
         if key not in self._gathered:
             groups = self.view.features.groups(numbers)
@@ -305,12 +315,16 @@ class Writer:
     def _weight(self, array: Tensor, like: fx.Node, beside: str) -> fx.Node:
         """Return a new parameter beside another one, in the precision of an old node."""
         value = self.view.trace.values[like]
-        taken = {name for name, _ in self.view.trace.model.named_parameters()} | {*self.weights}
-        name = f"{beside}{OF_SUMS}"
-        while name in taken:
-            name += "_"
+        name = self._name_beside(beside, OF_SUMS)
         self.weights[name] = array.to(value.device, value.dtype).contiguous()
         return self.graph.get_attr(name)
+
+    def _name_beside(self, path: str, ending: str) -> str:
+        taken = {name for name, _ in self.view.trace.model.named_parameters()} | {*self.weights}
+        name = path + ending
+        while name in taken:
+            name += "_"
+        return name
 
     def register(self, hint: str, tensor: Tensor) -> fx.Node:
         """Return a node that reads a new buffer of the model; equal tensors share a buffer."""
@@ -344,6 +358,64 @@ class Writer:
         kept = tuple(index.get(dim) for dim in range(old.dim()))
         self.origins[path] = Origin(path, kept, factor)
         self.parameters.pop(path, None)
+
+    def cut_part(
+        self, path: str, source: fx.Node, index: dict[int, Tensor], reader: fx.Node
+    ) -> None:
+        """Cut a parameter, or a part of one, that one new node reads; see `cut_parts`.
+
+        Args:
+            path: The name of the parameter.
+            source: The old node of the parameter or of its part.
+            index: The indices that are kept, by dimension of that node.
+            reader: The new node.
+        """
+        self._parts.setdefault(path, []).append((source, index, reader))
+
+    def cut_parts(self) -> None:
+        """Cut parameters that are read in parts, or several times.
+
+        If all readers need the same cut, the parameter is cut. Else parts that do not overlap
+        become parameters of their own; of others, each reader selects what it needs.
+        """
+        for path, parts in self._parts.items():
+            whole = self.view.trace.model.get_parameter(path)
+            values = [self.view.trace.values[source] for source, _, _ in parts]
+            indices = [index for _, index, _ in parts]
+            cuts = [
+                _of_whole(value, whole, index) for value, index in zip(values, indices, strict=True)
+            ]
+            first = cuts[0]
+            if first is not None and all(_is_same_cut(first, other) for other in cuts):
+                if first:
+                    self.cut(path, whole, first)
+            elif _are_apart(values):
+                for source, index, reader in parts:
+                    self._cut_apart(path, source, index, reader)
+            else:
+                for source, index, reader in parts:
+                    self._select_part(source, index, reader)
+
+    def _select_part(self, source: fx.Node, index: dict[int, Tensor], reader: fx.Node) -> None:
+        """Let a new node read a part of a parameter that stays."""
+        part = self.others[source]
+        with self.graph.inserting_before(reader):
+            for dim, places in index.items():
+                part = self.select(part, dim, places.tolist())
+        reader.replace_input_with(self.others[source], part)
+
+    def _cut_apart(
+        self, path: str, source: fx.Node, index: dict[int, Tensor], reader: fx.Node
+    ) -> None:
+        """Make a part of a parameter a parameter of its own."""
+        part = self.view.trace.values[source].detach()
+        for dim, places in index.items():
+            part = part.index_select(dim, places.to(part.device))
+        name = self._name_beside(path, OF_PART)
+        self.weights[name] = part.clone(memory_format=torch.contiguous_format)
+        with self.graph.inserting_before(reader):
+            own = self.graph.get_attr(name)
+        reader.replace_input_with(self.others[source], own)
 
     def add_to_parameter(self, path: str, old: Tensor, added: Tensor) -> None:
         """Add to a parameter that was cut; the optimizer's state still follows its origin."""
@@ -389,3 +461,42 @@ class Writer:
 def _contains(held: Form | None, form: Form) -> bool:
     """Return whether a form holds all indices of another one along the same axis."""
     return held is not None and held.axis == form.axis and {*form.index} <= {*held.index}
+
+
+def _of_whole(part: Tensor, whole: Tensor, index: dict[int, Tensor]) -> dict[int, Tensor] | None:
+    """Return the cut of a parameter that cuts a part of it, which is a view; None if there is none.
+
+    >>> whole = torch.zeros(3, 4, 5)
+    >>> _of_whole(whole[1].T, whole, {0: torch.tensor([2])})
+    {2: tensor([2])}
+    """
+    sizes = list(zip(whole.shape, whole.stride(), strict=True))
+    found = {}
+    for dim, places in index.items():
+        same = [at for at, size in enumerate(sizes) if size == (part.shape[dim], part.stride(dim))]
+        if len(same) != 1:
+            return None
+        found[same[0]] = places
+    return found
+
+
+def _are_apart(parts: list[Tensor]) -> bool:
+    """Return whether no two tensors overlap in memory.
+
+    >>> whole = torch.zeros(3, 4)
+    >>> _are_apart([whole[0], whole[2]]), _are_apart([whole[0], whole])
+    (True, False)
+    """
+    extents = []
+    for part in parts:
+        pairs = zip(part.shape, part.stride(), strict=True)
+        last = sum((size - 1) * stride for size, stride in pairs)
+        extents.append((part.data_ptr(), part.data_ptr() + (last + 1) * part.element_size()))
+    extents.sort()
+    return all(one[1] <= two[0] for one, two in itertools.pairwise(extents))
+
+
+def _is_same_cut(one: dict[int, Tensor], other: dict[int, Tensor] | None) -> bool:
+    if other is None or one.keys() != other.keys():
+        return False
+    return all(torch.equal(places, other[dim]) for dim, places in one.items())

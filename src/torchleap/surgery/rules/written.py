@@ -8,7 +8,9 @@ from torch import Tensor, fx
 
 from .facts import Form
 
-OF_SUMS = "_of_sums"  # behind the name of a weight: the new one by which its layer reads features
+# Behind the name of a weight, that of a new one:
+OF_SUMS = "_of_sums"  # by which its layer reads features
+OF_PART = "_of_part"  # a part of it, where each part is cut in another way
 
 
 @dataclass(frozen=True)
@@ -79,3 +81,16 @@ def runs_of(index: Sequence[int]) -> list[tuple[int, int]]:
         else:
             runs.append((place, 1))
     return runs
+
+
+def made_from(name: str) -> str | None:
+    """Return the name of the weight that a new weight of surgery was made from.
+
+    >>> made_from("deep.0.weight_of_sums"), made_from("deep.0.weight")
+    ('deep.0.weight', None)
+    """
+    for ending in (OF_SUMS, OF_PART):
+        weight, found, _ = name.rpartition(ending)
+        if found:
+            return weight
+    return None

@@ -18,6 +18,7 @@ from ..trace.tracer import Affine
 from ..trial.run import in_eval
 from .build import Edits, find, removed_tensors
 from .checks import add_checks, check_modules_aside
+from .unpack import unpack_splits
 
 REACHES = (None, 1.0, math.inf)  # ways to write products with constants that are tried
 
@@ -63,6 +64,7 @@ def rewrite(trace: Trace, affine: Affine, around: Surroundings | None = None) ->
         around: What is around the model, if it is a module of another one.
     """
     around = around or Surroundings()
+    unpack_splits(trace)
     ways = [_rewrite(trace, affine, around, reach) for reach in REACHES]
     found = min((way for way in ways if way is not None), key=_size)
     check_modules_aside(trace, found.writer.graph)
@@ -128,10 +130,10 @@ def _refused_sums(view: View, rules: dict[fx.Node, CutRule]) -> set[fx.Node]:
 def _takes_sums(node: fx.Node, view: View, rules: dict[fx.Node, CutRule], source: fx.Node) -> bool:
     if node in rules:
         return rules[node].takes_sums(node, view, source)
-    return all(  # a split, whose parts have rows
-        part in rules and view.split_of(part) is node and rules[part].takes_sums(part, view, source)
-        for part in node.users
-    )
+    parts = [part for part in node.users if view.split_of(part) is node]
+    if not parts or len(parts) < len(node.users):
+        return OPAQUE.takes_sums(node, view, source)
+    return all(rules[part].takes_sums(part, view, source) for part in parts)
 
 
 def _known(trace: Trace, known: Mapping[str, Facts]) -> dict[str, Facts]:
@@ -200,6 +202,7 @@ def _write(view: View, rules: dict[fx.Node, CutRule]) -> Writer:
                 _leave_out_sums(node, writer)
             elif node.op != "placeholder" and view.trace.kinds[node] != "batch":
                 writer.others[node] = writer.copy(node, writer.complete)
+    writer.cut_parts()
     _remove_unread(writer.graph)
     add_checks(writer)
     return writer
