@@ -33,9 +33,9 @@ from .trial.deadline import check_time, plan_within, time_left, time_limit
 from .trial.examples import Examples, another
 from .trial.rounding import with_other_rounding
 from .trial.run import forget_pass, leaves_of_batch, run, untouched
-from .write.build import Edits, as_pruned, joined
+from .write.build import Edits, as_pruned, build, joined
 from .write.feed import feed
-from .write.notes import constants_fed
+from .write.notes import constants_fed, hint_at_zeros
 from .write.rewrite import rewrite
 from .write.tables import remove_tables, unread_tables
 from .write.unread import Unread, features_unread, inputs_of_dropped
@@ -186,6 +186,7 @@ class Surgery:
             self.reference = partial(run, self.fed().make(True))
         self.examples = Examples.of(model, gates, few_rows(example))
         self.traced: Any = None  # the output of the model's graph on the example
+        self.has_products = False  # whether constants are read that zeros could remove
         self.expected = self._cases(example)
         # batches of other lengths, which the pruned model may refuse
         self.other_lengths = [Case.of(self.reference, batch) for batch in self.examples.calls[2:]]
@@ -258,12 +259,30 @@ class Surgery:
         rounded = [tree_leaves(output) for output in case.rounded()]
         return alike(found, tree_leaves(case.output), lambda: rounded)
 
+    def _hint(self, trial: nn.Module) -> list[str]:
+        """Return a note on what zeros in place of means would remove, if that is much more."""
+        try:
+            with time_limit(time_left() * WAY_TIME):
+                zero = _affine(self.gates, self.selection, "zero")
+                sites = by_module(self.model, self.sites)
+                traced = trace(self.model, self.gates, sites, self.examples, zero)
+                edits = rewrite(traced, zero).edits
+                small = as_pruned(build(self.model, edits, shared=True), None, edits.graph)
+                change = difference(run(small, self.examples.once), self.exact)
+        except Exception as error:  # whatever it is: a plan needs no hint
+            check_time()
+            self._raise_mistake(error)
+            return []
+        before = count(self.model.parameters()) - self.gates.theta.numel()
+        return hint_at_zeros(before, count(trial.parameters()), count(small.parameters()), change)
+
     def cut(self) -> Candidate:
         """Rewrite the graph of the model, and what can be cut inside of modules not followed."""
         sites = by_module(self.model, self.sites)
         traced = trace(self.model, self.gates, sites, self.examples, self.affine)
         self.traced = traced.output()
         rewritten = rewrite(traced, self.affine)
+        self.has_products = bool(rewritten.writer.restored or rewritten.edits.weights)
         writer = rewritten.writer
         edits = rewritten.edits
         unread, still_read = inputs_of_dropped(rewritten.view, rewritten.rules)
@@ -369,6 +388,8 @@ class Surgery:
                 "Not exact: zeros in place of means change the output on the example by up to "
                 f"{change:.3g}. Fine-tune."
             )
+        elif self.has_products and not reasons and not candidate.alone:
+            notes += self._hint(trial)
         means = {}
         for name in self.selection.dropped:
             blocks = [self.affine[1][columns] for columns in self.gates.columns_of(name)]

@@ -12,8 +12,10 @@ from tests.architectures import NAMES, WIDTH, CrossNet
 from tests.surgery.helpers import COLUMNS
 from tests.surgery.test_traps import Trap
 from tests.surgery.unchecked import cut_exactly, keeping, trained
+from torchleap.surgery import prepare
 from torchleap.surgery.prepare import Surgery
 from torchleap.surgery.rules import elementwise, layout, sums
+from torchleap.surgery.write import rewrite
 
 KEPT = ("item", "shop")  # 8 columns, 12 are dropped
 PAIRS = list(itertools.combinations(range(len(NAMES)), 2))
@@ -27,6 +29,7 @@ def cut(monkeypatch, model, *names, **settings):
     with monkeypatch.context() as patch:
         patch.setattr(Surgery, "check", lambda surgery, trial: None)
         notes = plugin.plan(selection).notes
+    notes = tuple(note for note in notes if not note.startswith("fill="))
     return cut_exactly(monkeypatch, plugin, make, selection), notes
 
 
@@ -168,3 +171,40 @@ def test_a_model_with_weights_of_sums_is_pruned_again():
     torch.testing.assert_close(twice(make(seed=8)), expected, rtol=1e-9, atol=1e-9)
     before, after = plan.parameters
     assert sum(cut.parameters for cut in plan.cuts) == after - before < 0
+
+
+def test_the_plan_says_what_zeros_would_bring():
+    torch.manual_seed(0)
+    model = Trap(lambda m, x: m.cross(x), COLUMNS, cross=CrossNet(COLUMNS, 2))
+    plugin, make = trained(model, at="fields", side="output")
+    selection = keeping(plugin, *KEPT)
+    plan = plugin.plan(selection, example=make())
+    zero = plugin.plan(selection, example=make(), fill="zero")
+    before, after = zero.parameters
+    removed = f"{1 - after / before:.0%} of the parameters"
+    instead = f"instead of {1 - plan.parameters[1] / before:.0%}"
+    change = f"change the output on the example by up to {zero.change:.2g}."
+    assert plan.notes == (f'fill="zero" would remove {removed} {instead}, and {change}',)
+
+
+def test_the_plan_says_nothing_of_zeros_that_would_bring_little():
+    torch.manual_seed(0)
+    model = Trap(lambda m, x: x * m.one(x), COLUMNS, one=nn.Linear(COLUMNS, 1))
+    plugin, _ = trained(model, at="fields", side="output")
+    assert plugin.plan(keeping(plugin, *KEPT)).notes == ()
+
+
+def test_a_hint_that_fails_leaves_the_plan_as_it_is(monkeypatch):
+    def fail(trace, affine, *others):
+        if calls:
+            raise RuntimeError("a mistake")
+        calls.append(1)
+        return rewrite.rewrite(trace, affine, *others)
+
+    calls = []
+    torch.manual_seed(0)
+    monkeypatch.setenv("TORCHLEAP_STRICT", "0")
+    monkeypatch.setattr(prepare, "rewrite", fail)
+    model = Trap(lambda m, x: m.cross(x), COLUMNS, cross=CrossNet(COLUMNS, 2))
+    plugin, _ = trained(model, at="fields", side="output")
+    assert plugin.plan(keeping(plugin, *KEPT)).notes == ()
