@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from ._common.checks import check_arguments
-from ._common.errors import AttachError, SelectionError, SurgeryError
+from ._common.errors import AttachError, FieldError, SelectionError, SurgeryError
 from ._common.text import plural
 from .distributed.fsdp import units, unsharded
 from .fields import Field, Fields
@@ -32,6 +32,7 @@ from .sites.notation import Place, Side, read_notation
 from .sites.placement import put_into, take_out_of
 from .sites.site import Site
 from .surgery import Fill, Plan, make_plan
+from .surgery.labels import check_labels
 from .surgery.trial.deadline import PLAN_SECONDS
 
 Places = str | Place | Sequence[str | Place]
@@ -66,7 +67,8 @@ def attach(
         side: Whether the "input" or the "output" of the submodule is gated; see also `Place`.
         gates: A ready `LeAP`, in place of `fields` and settings.
         example: One batch, as the model takes it (a tuple is several arguments), to check
-            everything at once; None checks at the first batch.
+            everything at once, also whether the columns of each field are moved by the input of
+            its name; None checks at the first batch.
         settings: Those of `LeAP`, by name.
 
     >>> model = nn.Sequential(nn.Linear(9, 16), nn.ReLU(), nn.Linear(16, 1))
@@ -86,7 +88,10 @@ def attach(
     if gates is None:
         gates = LeAP(None if notation.is_by_place else notation.fields, **settings)
     sites = put_into(model, notation, gates, example)
-    return Plugin(model, gates, sites)
+    plugin = Plugin(model, gates, sites)
+    if example is not None:
+        plugin._refuse_wrong_labels(example)
+    return plugin
 
 
 def attached(model: nn.Module) -> "Plugin":
@@ -112,6 +117,7 @@ class Plugin:
         self.gates = gates
         self.sites = sites
         self._path_trainer: PathTrainer | None = None
+        self._has_checked_labels = False
 
     @property
     def fields(self) -> Fields:
@@ -401,6 +407,11 @@ class Plugin:
         self._check(selection)
         call = on_device(self._example(example), self.gates.theta.device)
         plain = attached(unsharded(self.model)) if units(self.model) else self
+        if not self._has_checked_labels:
+            self._has_checked_labels = True
+            labels = check_labels(plain.model, plain.gates, plain.sites, call)
+            for problem in (*labels.errors, *labels.doubts):
+                warnings.warn(problem, stacklevel=2)
         return make_plan(
             plain.model,
             plain.gates,
@@ -453,6 +464,16 @@ class Plugin:
             "No batch has passed the model since it was attached or compiled: "
             "give one, example=batch."
         )
+
+    def _refuse_wrong_labels(self, example: Any) -> None:
+        """Refuse fields whose columns are moved by other inputs, and detach."""
+        self._has_checked_labels = True
+        labels = check_labels(self.model, self.gates, self.sites, as_call(example))
+        if labels.errors:
+            self.detach()
+            raise FieldError(" ".join(labels.errors))
+        for doubt in labels.doubts:
+            warnings.warn(doubt, stacklevel=3)
 
     def _check(self, selection: Selection) -> None:
         found = (selection.fields.names, selection.fields.widths)

@@ -7,6 +7,7 @@ The shelves; each imports only from those before it:
 - `trace`: turn the model into a graph.
 - `rules`: one rule per kind of operation, how it gets smaller.
 - `write`: write the new graph and build the pruned model.
+- `labels`: compare the names of fields with the inputs that move their columns.
 - `optimizers`, `holdings`: carry over the optimizers and loops that the model holds.
 - `recipe`, `plan`, `prepare`: try the ways to make the pruned model, and describe the best one.
 """
