@@ -279,6 +279,17 @@ def test_what_is_constant_on_the_example_only_is_not_folded():
 
 
 @pytest.mark.parametrize("kind", [Deciding, Layers, WithBackbone, Reversing])
+def test_a_model_with_modules_cut_by_themselves_is_loaded_with_its_code(kind, tmp_path):
+    torch.manual_seed(0)
+    _, _, small = pruned(kind())
+    with pytest.warns(UserWarning, match="cannot be loaded without the model's code"):
+        tl.export.save(small, tmp_path / "small")
+    loaded = tl.export.load(tmp_path / "small", model=kind())
+    batch = ids_by_name(7, 9)
+    torch.testing.assert_close(loaded(batch), small(batch))
+
+
+@pytest.mark.parametrize("kind", [Deciding, Layers, WithBackbone, Reversing])
 def test_a_compiled_model_with_modules_cut_by_themselves_computes_the_same(kind):
     torch.manual_seed(0)
     plugin, selection, small = pruned(kind())
