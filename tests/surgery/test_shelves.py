@@ -17,6 +17,7 @@ SHELVES = (
     "optimizers",
     "holdings",
     "recipe",
+    "attachment",
     "plan",
     "prepare",
 )

@@ -23,6 +23,7 @@ from .cuts import count, cuts_of, size, work
 from .holdings import carry_holdings
 from .plan import Fill, Plan
 from .recipe import Recipe, State
+from .regions.cut import Given, given_aside
 from .regions.find import Regions, made
 from .rules.written import Origin
 from .trace.follow import by_module
@@ -291,7 +292,7 @@ class Surgery:
         if still_read:
             names = ", ".join(map(str, still_read))
             notes.append(f"Dropped, but still read past the gates: {names}.")
-        candidate = self._with_regions(edits, list(traced.aside))
+        candidate = self._with_regions(edits, list(traced.aside), given_aside(rewritten.view))
         return replace(
             candidate,
             graph=edits.graph,
@@ -302,23 +303,24 @@ class Surgery:
 
     def cut_locally(self) -> Candidate:
         """Cut modules by themselves, feed constants elsewhere, and remove unread tables."""
-        candidate = self._with_regions(Edits(), [""])
+        candidate = self._with_regions(Edits(), [""], {})
         if not candidate.alone:
             raise SurgeryError("no module can be cut by itself")
         return self._without_tables(candidate)
 
-    def _with_regions(self, edits: Edits, aside: list[str]) -> Candidate:
+    def _with_regions(self, edits: Edits, aside: list[str], given: Given) -> Candidate:
         """Return the model with edits, and with modules cut by themselves.
 
         Args:
             edits: What is changed already.
             aside: The modules that are called as they are, in which to search; "" is the model.
+            given: The constants that these receive.
         """
         others = [case.batch for case in self.expected[1:]]
         finder = Regions(
             self.model, self.gates, self.sites, self.examples, others, self.affine, self.check
         )
-        regions = finder.find(edits, aside) if aside else []
+        regions = finder.find(edits, aside, given) if aside else []
         edits = joined(edits, *(region.edits for region in regions))
         sites = finder.sites_left(edits, regions)
         return Candidate(

@@ -223,6 +223,52 @@ def test_a_layer_inside_a_module_that_cannot_be_followed_is_cut_too():
     assert_same(plugin, selection, small, ids_by_name(7, 9))
 
 
+class Normed(WithBackbone):
+    def __init__(self):
+        super().__init__()
+        self.norm = nn.BatchNorm1d(COLUMNS)
+
+    def forward(self, batch):
+        return self.head(self.backbone(x=self.norm(self.embed(batch))))
+
+
+class Nested(nn.Module):
+    """It can be followed, but the module inside it cannot."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm = nn.BatchNorm1d(COLUMNS)
+        self.backbone = Backbone()
+
+    def forward(self, x):
+        return self.backbone(self.norm(x))
+
+
+class WithNested(Ranker):
+    def __init__(self):
+        super().__init__()
+        self.nested = Nested()
+        self.head = nn.Linear(4, 1)
+
+    def forward(self, batch):
+        x = self.nested(self.embed(batch))
+        return self.head(x if x.sum() > -1e9 else -x)
+
+
+@pytest.mark.parametrize(
+    ("kind", "cut"),
+    [
+        (Normed, {"norm": "BatchNorm1d(12)", "backbone.first": "Linear(12, 8)"}),
+        (WithNested, {"nested.norm": "BatchNorm1d(12)", "nested.backbone.first": "Linear(12, 8)"}),
+    ],
+)
+def test_constants_pass_into_modules_that_cannot_be_followed(kind, cut):
+    torch.manual_seed(0)
+    plugin, selection, small = pruned(kind())
+    assert cut.items() <= narrowed(small).items()
+    assert_same(plugin, selection, small, ids_by_name(7, 9))
+
+
 class Encoder(nn.Module):
     """Columns with weights of their own, (columns, width); its Python can be followed."""
 

@@ -18,6 +18,8 @@ from ..write.build import LAYER, Edits
 from ..write.notes import constants_fed
 from ..write.rewrite import Surroundings, contents, rewrite
 
+Given = dict[str, dict[int | str, Facts]]  # by module, and by the place or name of the argument
+
 
 class Alone(nn.Module):
     """Calls one layer, so that a layer can be traced like a model.
@@ -47,6 +49,7 @@ class Region:
         notes: Remarks for the plan.
         assumptions: Assumptions about what it receives.
         output: The constants in what it returns.
+        given: The constants in what it gives to the modules that it calls as they are.
     """
 
     path: str
@@ -56,6 +59,7 @@ class Region:
     notes: tuple[str, ...]
     assumptions: tuple[str, ...]
     output: Facts | None
+    given: Given
 
     @property
     def is_smaller(self) -> bool:
@@ -118,7 +122,22 @@ def cut_region(
         notes=tuple(f"{path}: {note}" for note in notes),
         assumptions=tuple(f"in {path}, {each}" for each in rewritten.writer.assumptions),
         output=_constant_output(rewritten.view),
+        given={_joined(path, each): part for each, part in given_aside(rewritten.view).items()},
     )
+
+
+def given_aside(view: View) -> Given:
+    """Return the constants in the arguments of modules that are called once, as they are."""
+    calls = [node for node in view.trace.graph.nodes if str(node.target) in view.trace.aside]
+    several = Counter(node.target for node in calls)
+    found: Given = {}
+    for node in calls:
+        if node.op != "call_module" or several[node.target] > 1:
+            continue
+        for key, source in (*enumerate(node.args), *node.kwargs.items()):
+            if view.is_rows(source) and bool(view.facts[source].const.any()):
+                found.setdefault(str(node.target), {})[key] = view.facts[source]
+    return found
 
 
 def _constant_output(view: View) -> Facts | None:

@@ -14,6 +14,7 @@ from ..._common.strict import InexactError, raise_mistake
 from ...gates.leap import LeAP
 from ...sites.calls import Call
 from ...sites.site import Site
+from ..rules.facts import Facts
 from ..trace.follow import by_module
 from ..trace.hooks import has_hooks
 from ..trace.tracer import Affine
@@ -22,9 +23,10 @@ from ..trial.deadline import OutOfTimeError, check_time, time_left, time_limit
 from ..trial.examples import Examples
 from ..write.build import Edits, as_pruned, build, joined
 from ..write.feed import feed_at
-from .cut import Region, cut_region, is_inside
+from .cut import Given, Region, cut_region, is_inside
 from .watch import Dyes, Pass, constants, watch
 
+Dyed = tuple[Tensor, Tensor]  # which elements of a row are dyed, and the dyes
 SEARCH_TIME = 0.6  # the fraction of the time that is left for the search
 
 
@@ -63,7 +65,8 @@ class Regions:
         self.found: list[Region] = []
         self.dyes = Dyes()
         self.dyed_affine = self._dyed_affine()
-        self.dyed_outputs: dict[str, tuple[Tensor, Tensor]] = {}
+        self.dyed_outputs: dict[str, Dyed] = {}
+        self.dyed_arguments: dict[str, dict[int | str, Dyed]] = {}
 
     def _dyed_affine(self) -> Affine:
         """Return the affine of the gates with dyes in place of the constants."""
@@ -71,13 +74,15 @@ class Regions:
         dyes = self.dyes.stand_for(shift[scale == 0])
         return scale, shift.masked_scatter(scale == 0, dyes.to(shift))
 
-    def find(self, edits: Edits, aside: Sequence[str]) -> list[Region]:
+    def find(self, edits: Edits, aside: Sequence[str], given: Given) -> list[Region]:
         """Return the modules that are cut by themselves.
 
         Args:
             edits: What is changed already in the model.
             aside: The modules that are called as they are, in which to search; "" is the model.
+            given: The constants that these receive.
         """
+        self._dye_arguments(given)
         with suppress(OutOfTimeError), time_limit(time_left() * SEARCH_TIME):
             while self._extend(edits, aside):
                 pass
@@ -88,6 +93,9 @@ class Regions:
         model = made(self.model, self.gates, self.sites, self.dyed_affine, Edits(), True)
         for path, dyed in self.dyed_outputs.items():
             model.get_submodule(path).register_forward_hook(partial(_dye_output, dyed))
+        for path, arguments in self.dyed_arguments.items():
+            hook = partial(_dye_arguments, arguments)
+            model.get_submodule(path).register_forward_pre_hook(hook, with_kwargs=True)
         return [watch(model, batch) for batch in self.examples.calls]
 
     def _extend(self, edits: Edits, aside: Sequence[str]) -> bool:
@@ -110,11 +118,19 @@ class Regions:
         return False
 
     def _accept(self, region: Region) -> None:
-        """Cut a module; what is constant in its output is so for the modules behind it."""
+        """Cut a module; the constants that it passes on are constants for other modules."""
         self.found.append(region)
         if region.output is not None:
-            dyes = self.dyes.stand_for(region.output.value)
-            self.dyed_outputs[region.path] = (region.output.const, dyes)
+            self.dyed_outputs[region.path] = self._dyed(region.output)
+        self._dye_arguments(region.given)
+
+    def _dye_arguments(self, given: Given) -> None:
+        for path, arguments in given.items():
+            dyed = {key: self._dyed(facts) for key, facts in arguments.items()}
+            self.dyed_arguments[path] = dyed
+
+    def _dyed(self, facts: Facts) -> Dyed:
+        return facts.const, self.dyes.stand_for(facts.value)
 
     def _make(self, edits: Edits, regions: Sequence[Region]) -> nn.Module:
         """Return the pruned model on the old weights, with these modules cut by themselves."""
@@ -187,10 +203,27 @@ class Regions:
         return True
 
 
-def _dye_output(dyed: tuple[Tensor, Tensor], _: nn.Module, args: Any, output: Tensor) -> Tensor:
+def _dye_output(dyed: Dyed, _: nn.Module, args: Any, output: Tensor) -> Tensor:
     """Put dyes in place of the constants that a module returns."""
+    return _with_dyes(dyed, output)
+
+
+def _dye_arguments(dyed: dict[int | str, Dyed], _: nn.Module, args: Any, kwargs: Any) -> Any:
+    """Put dyes in place of the constants that a module receives."""
+    by_place = tuple(
+        _with_dyes(dyed[place], value) if place in dyed else value
+        for place, value in enumerate(args)
+    )
+    by_name = {
+        name: _with_dyes(dyed[name], value) if name in dyed else value
+        for name, value in kwargs.items()
+    }
+    return by_place, by_name
+
+
+def _with_dyes(dyed: Dyed, value: Tensor) -> Tensor:
     const, dyes = dyed
-    return torch.where(const.to(output.device), dyes.to(output), output)
+    return torch.where(const.to(value.device), dyes.to(value), value)
 
 
 def made(
