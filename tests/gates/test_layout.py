@@ -117,6 +117,13 @@ def test_a_pass_that_misses_a_part_of_a_field_is_not_measured():
     assert gates.steps.tolist() == [0]
     gates(torch.randn(8, 1), second)
     assert gates.steps.tolist() == [1]
+    layout, (first, second, third) = Layout.over([{"a": 2}, {"a": 1}, {"a": 1}])
+    gates = joined_gates(layout)
+    gates(torch.randn(8, 2), first)
+    gates(torch.randn(8, 1), second)
+    gates(torch.randn(8, 1), second)  # of a pass that has no first
+    gates(torch.randn(8, 1), third)
+    assert gates.steps.tolist() == [0]
 
 
 def test_parts_with_other_rows_are_refused_and_forgotten():

@@ -199,6 +199,22 @@ def test_the_widths_decide_which_call_has_the_fields():
     assert [site.place.call for site in plugin.sites] == [0, 1]
 
 
+def test_a_place_without_a_number_is_the_calls_that_no_other_place_names():
+    model = CalledTwice(("item",), ("user",), ())
+    at = {Place("lookup", call=0): {"item": 3}, "lookup": {"user": 3}}
+    plugin = tl.attach(model, at=at, side="output", example=ids_by_name())
+    assert [site.place.call for site in plugin.sites] == [0, 1]
+    assert plugin.fields == tl.Fields({"item": 3, "user": 3})
+    plugin.detach()
+    at = {
+        "lookup": {"user": 3},
+        Place("lookup", call=0): {"item": 3},
+        Place("lookup", call=1): {"user": 3},
+    }
+    with pytest.raises(FieldError, match="none of the 2 calls on the example has the fields"):
+        tl.attach(model, at=at, side="output", example=ids_by_name())
+
+
 def test_calls_that_the_notation_does_not_tell_apart_are_listed():
     model = CalledTwice()
     message = (
