@@ -184,6 +184,12 @@ def test_a_model_is_rebuilt_from_code_without_a_batch(name, settings, tmp_path):
         assert torch.equal(tensor, before[key])
 
 
+def test_the_reason_why_a_model_needs_its_code_is_named(tmp_path):
+    result = saved(pruned("deciding")[0], tmp_path / "model")
+    reason = "Deciding.forward: it decides by the result of gt()"
+    assert result.in_the_way == (f"a forward() that could not be traced ({reason})",)
+
+
 def test_a_model_that_has_gates_already_keeps_them(tmp_path):
     small, _, make = pruned("deciding")
     saved(small, tmp_path / "model")

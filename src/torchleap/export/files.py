@@ -289,7 +289,7 @@ def _graph(
         elif graph is not None:
             described, problems = graphs.to_json(model, graph)
         else:
-            return None, ["a forward() that could not be traced"]
+            return None, [f"a forward() that could not be traced{_reason(model)}"]
         if problems:
             return None, problems
         trial = from_json(described, tensors, trainable, "Trial")
@@ -299,6 +299,12 @@ def _graph(
         raise_mistake(error)
         return None, [str(error)]
     return described, []
+
+
+def _reason(model: nn.Module) -> str:
+    """Return why a model could not be traced, in brackets."""
+    untraced = plan_of(model).untraced.replace(" cannot be traced:", ":")
+    return f" ({untraced})" if untraced else ""
 
 
 def _computes_the_same(model: nn.Module, trial: nn.Module) -> bool:

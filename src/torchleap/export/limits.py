@@ -191,6 +191,7 @@ _OF_FUNCTIONS: dict[str, Count] = {
     "torch.cat": _joined,
     "torch.concat": _joined,
     "torch.stack": _joined,
+    "torch.column_stack": _joined,
     "torch.hstack": _joined,
     "torch.vstack": _joined,
     "functional.one_hot": _one_hot,

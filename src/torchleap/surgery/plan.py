@@ -42,6 +42,7 @@ class Plan:
         change: The largest change of the output on the example by fill="zero"; 0 with means.
         origins: Where parameters that are cut come from, by name.
         assumptions: Assumptions about the batch; the pruned model checks them at each call.
+        untraced: Why the model is not one graph; "" if it is.
         attachment: How the gates were attached, to rebuild the pruned model from code.
         recipe: How to make the pruned model; None if the plan cannot be applied.
     """
@@ -58,6 +59,7 @@ class Plan:
     change: float
     origins: dict[str, Origin] = field(repr=False)
     assumptions: tuple[str, ...] = ()
+    untraced: str = ""
     attachment: Attachment | None = field(default=None, repr=False, compare=False)
     recipe: Recipe | None = field(default=None, repr=False, compare=False)
 

@@ -410,6 +410,7 @@ class Surgery:
             change=change,
             origins=candidate.origins,
             assumptions=candidate.assumptions,
+            untraced=reasons[0] if reasons and candidate.graph is None else "",
         )
 
 
