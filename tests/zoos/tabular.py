@@ -29,7 +29,13 @@ def category_embedding(names: tuple[str, ...]) -> Any:
 def ft_transformer(names: tuple[str, ...]) -> Any:
     from pytorch_tabular.models import FTTransformerConfig
 
-    return FTTransformerConfig(input_embed_dim=8, num_heads=2, num_attn_blocks=1, **TASK)
+    return FTTransformerConfig(
+        input_embed_dim=8,
+        num_heads=2,
+        num_attn_blocks=1,
+        attn_feature_importance=False,  # it reads arrays of the attention in each forward pass
+        **TASK,
+    )
 
 
 def auto_int(names: tuple[str, ...]) -> Any:

@@ -312,6 +312,25 @@ def test_arguments_without_names_are_followed():
         small(*make(7, 9), more=torch.ones(7, 1))
 
 
+def test_an_empty_list_of_the_batch_stays_empty():
+    torch.manual_seed(0)
+
+    class Lists(Ranker):
+        def forward(self, columns, embeddings):
+            batch = dict(zip(NAMES, columns, strict=True))
+            y = self.deep(self.embed(batch))
+            return torch.cat([y, *embeddings]) if embeddings != [] else y
+
+    def make(rows=32, seed=0):
+        return list(ids_by_name(rows, seed).values()), []
+
+    plugin, selection, small = pruned(Lists(), make)
+    assert FED not in str(tl.plan_of(small))
+    assert_same(plugin, selection, small, make(7, 9))
+    with pytest.raises(tl.FieldError, match="embeddings"):
+        small(make(7, 9)[0], [torch.ones(1, 1)])
+
+
 def test_a_part_of_a_batch_is_data_and_never_a_method():
     batch = Columns(**ids_by_name(7, 9))
     assert walk(batch, (("attribute", "user"),)) is batch.user

@@ -38,6 +38,13 @@ MOVES = {
 }
 
 
+def test_functions_are_as_before_after_a_plan():
+    before = len, isinstance, torch.zeros, torch.Tensor.expand, "expand" in vars(torch.Tensor)
+    pruned(Ranker())
+    after = len, isinstance, torch.zeros, torch.Tensor.expand, "expand" in vars(torch.Tensor)
+    assert after == before
+
+
 @pytest.mark.parametrize("name", MOVES)
 def test_numpy_moves_ids(name):
     torch.manual_seed(0)
@@ -53,10 +60,15 @@ USES = {
     "sizes in a tuple": lambda y, b: y + torch.ones((y.shape[0], 1)),
     "full": lambda y, b: y + torch.full((len(b["user"]), 1), 2.0, device=y.device),
     "new_zeros": lambda y, b: y + y.new_zeros(len(y), 1),
+    "a fixed tensor expanded": lambda y, b: y + torch.arange(1.0).expand(y.size(0), -1),
+    "a fixed tensor repeated": lambda y, b: (
+        y * torch.ones(1, 1).repeat((len(y), 1)).view(len(y), 1)
+    ),
     "filled": lambda y, b: y + y.new_empty(y.shape).fill_(2.0),
     "added in place": lambda y, b: y.new_zeros(y.shape).add_(y) * 2,
     "read after a change": lambda y, b: _changed(y * 2) * 3,
     "a tensor of numbers": lambda y, b: y / torch.tensor([len(y), 2.0])[0],
+    "is_floating_point": lambda y, b: y * 2 if torch.is_floating_point(y) else y,
     "isinstance": lambda y, b: y * 2 if isinstance(y, torch.Tensor) else y,
     "isinstance of one of several": lambda y, b: y * 2 if isinstance(y, (int, torch.Tensor)) else y,
     "not isinstance": lambda y, b: y * 2 if isinstance(y, float) else y,

@@ -67,7 +67,7 @@ class Arguments:
         if registered_adapter(value) is None:
             if isinstance(value, Mapping):
                 return self._open_dict(proxy, value, path)
-            if isinstance(value, list | tuple) and holds_tensors(value):
+            if isinstance(value, list | tuple) and (not value or holds_tensors(value)):
                 return self._open_sequence(proxy, value, path)
         if adapter_of(value) is not None:
             return self._open_object(proxy, value, path)

@@ -1,5 +1,6 @@
 """Make parameters nodes where code reaches them not as an attribute, as by `named_parameters()`."""
 
+from inspect import unwrap
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, fx, nn
@@ -49,7 +50,7 @@ class OwnTensors(TorchFunctionMode):
         if name in ("__get__", "__set__", "__delete__"):
             return self._property(func, args)
         args, kwargs = tree_map(self._node, (args, kwargs))
-        if is_tensor_method_or_property(func):
+        if is_tensor_method_or_property(unwrap(func)):  # `answered` wraps some methods
             return getattr(args[0], name)(*args[1:], **kwargs)
         return func(*args, **kwargs)
 
