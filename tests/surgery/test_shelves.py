@@ -14,6 +14,8 @@ SHELVES = (
     "write",
     "regions",
     "cuts",
+    "attachment",
+    "labels",
     "optimizers",
     "holdings",
     "recipe",
