@@ -56,6 +56,49 @@ def with_item(x: Tensor, key: Any, value: Any) -> Tensor:
     return changed
 
 
+def part_of_layer_norm(
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    eps: float,
+    absent: int,
+    mean: float,
+    squares: float,
+) -> Tensor:
+    """Return some columns of a layer norm over more columns, of which the others are constants.
+
+    Args:
+        x: The columns, (B, k).
+        weight: Their weights, (k,).
+        bias: Their biases, (k,).
+        eps: What is added to the variance.
+        absent: The number of constants.
+        mean: Their mean.
+        squares: The sum of their squared differences from it.
+    """
+    moments = moments_of_layer_norm(x, eps, absent, mean, squares)
+    normalized = (x - mean) * moments[:, :1] - moments[:, 1:]
+    if weight is not None:
+        normalized = normalized * weight
+    return normalized if bias is None else normalized + bias
+
+
+def moments_of_layer_norm(
+    x: Tensor, eps: float, absent: int, mean: float, squares: float
+) -> Tensor:
+    """Return 1 / deviation and (mean of all - mean of the constants) / deviation, (B, 2).
+
+    The arguments are those of `part_of_layer_norm`.
+    """
+    count = x.shape[1] + absent
+    own = x.mean(1, keepdim=True)
+    apart = own - mean
+    total = (x - own).square().sum(1, keepdim=True) + squares
+    total = total + apart.square() * (x.shape[1] * absent / count)
+    inverse = torch.rsqrt(total / count + eps)
+    return torch.cat([inverse, apart * (x.shape[1] / count) * inverse], 1)
+
+
 def expect_entries(
     batch: Mapping[Any, Any],
     known: tuple[Any, ...],

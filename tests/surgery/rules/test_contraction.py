@@ -235,3 +235,56 @@ def test_a_split_of_the_rows_is_joined_again_as_it_is(monkeypatch):
     )
     plugin, make = trained(model, at="fields", side="output")
     cut_exactly(monkeypatch, plugin, make, keeping(plugin, *KEPT))
+
+
+# Outer products, as in CIN
+
+
+def cin(model, x):
+    first = tokens(x)
+    found = first
+    results = []
+    for convolution in model.convolutions:
+        outer = torch.einsum("bhd,bmd->bhmd", found, first)
+        found = convolution(outer.reshape(x.shape[0], -1, WIDTH)).relu()
+        results.append(found.sum(-1))
+    return torch.cat(results, 1)
+
+
+def convolutions():
+    layers = [nn.Conv1d(FIELDS * FIELDS, 3, 1), nn.Conv1d(3 * FIELDS, 4, 1, bias=False)]
+    return nn.ModuleList(layers)
+
+
+def test_an_outer_product_leaves_out_the_pairs_of_constants(monkeypatch):
+    small, _ = cut(monkeypatch, Trap(cin, 7, convolutions=convolutions()))
+    assert [layer.in_channels for layer in small.convolutions] == [25 - 9, 15]
+
+
+def test_with_zeros_an_outer_product_leaves_out_all_pairs_of_dropped_fields():
+    torch.manual_seed(0)
+    plugin, _ = trained(Trap(cin, 7, convolutions=convolutions()), at="fields", side="output")
+    small = plugin.prune(keeping(plugin, *KEPT), fill="zero")
+    assert [layer.in_channels for layer in small.convolutions] == [4, 6]
+
+
+@pytest.mark.parametrize("names", [KEPT, ("user",), NAMES[:4]])
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda m, x: torch.einsum("bi,bj->bij", x, x).flatten(1),
+        lambda m, x: torch.einsum("bi,bj->bji", x, m.one(x)).flatten(1),
+        lambda m, x: torch.einsum("bi,bi->bi", x, m.same(x)),
+        lambda m, x: torch.einsum("bi,bi->b", x, m.same(x)).unsqueeze(1),
+        lambda m, x: torch.einsum("bfd,bd->bdf", tokens(x), m.narrow(x)).flatten(1).abs(),
+        lambda m, x: torch.einsum("bf,bf->bf", x * m.one(x), m.same(x)),
+    ],
+)
+def test_outer_products_are_exact(function, names, monkeypatch):
+    layers = {
+        "one": nn.Linear(COLUMNS, 1),
+        "same": nn.Linear(COLUMNS, COLUMNS),
+        "narrow": nn.Linear(COLUMNS, WIDTH),
+    }
+    width = function(Trap(function, 1, **layers), torch.randn(2, COLUMNS)).shape[1]
+    cut(monkeypatch, Trap(function, width, **layers), *names)

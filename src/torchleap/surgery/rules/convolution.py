@@ -4,7 +4,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from .base import LayerRule, double
-from .facts import Facts, View
+from .facts import Facts, View, form_of
 from .writer import Writer
 from .written import Written
 
@@ -28,6 +28,9 @@ class Convolution(LayerRule):
         view = writer.view
         (source,) = view.row_sources(node)
         held = writer.plain(source)
+        varying = form_of(~view.facts[source].const)
+        if held.form is None and varying is not None and varying.axis == 1:
+            held = writer.plain_part(source, varying)
         if held.form is None or held.form.axis != 1 or self.stays(node, view):
             return Written(writer.copy(node, writer.complete))
         module = _convolution(node, view)

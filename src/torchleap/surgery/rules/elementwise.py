@@ -1,6 +1,8 @@
 """The rule for operations on each element: sums, products, activations."""
 
 import operator
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -52,7 +54,10 @@ class Elementwise(CutRule):
         """Return the facts, with the sums among the elements that are not constant."""
         sources = view.row_sources(node)
         if len(sources) == 2 and node.target in PRODUCTS:
-            return _product(sources, view, Facts(const, value))
+            factors = [
+                (source, partial(torch.broadcast_to, size=const.shape)) for source in sources
+            ]
+            return with_product_sums(view, Facts(const, value), factors)
         is_sum = len(sources) == 2 and node.target in ADDITIONS and not node.kwargs
         if not is_sum and not self._is_affine(node, view):
             return Facts(const, value)
@@ -165,23 +170,34 @@ class SetElements(Elementwise):
         return same and known.dtype == torch.bool
 
 
-def _product(sources: list[fx.Node], view: View, facts: Facts) -> Facts:
-    """Return the facts of a product, in which a constant makes an element linear in the other."""
+Align = Callable[[Tensor], Tensor]
+
+
+def with_product_sums(view: View, facts: Facts, factors: Sequence[tuple[fx.Node, Align]]) -> Facts:
+    """Return the facts of a product, in which a constant makes an element linear in the other.
+
+    Args:
+        view: The view.
+        facts: The constants of the product.
+        factors: The two factors, each with a function that returns a row of it, or of marks on it,
+            in the shape of the product.
+    """
     shape = facts.const.shape
-    value = facts.value.clone()
+    value = facts.value.clone(memory_format=torch.contiguous_format)
     places = []
     found = []
-    for source, other in (sources, sources[::-1]):
+    for (source, align), (other, align_other) in (factors, factors[::-1]):
         fact = view.facts[source]
-        factor = torch.where(fact.const, fact.value, 0.0).expand(shape).flatten()
-        mask = fact.const.expand(shape) & ~facts.const
+        factor = align(torch.where(fact.const, fact.value, 0.0)).flatten()
+        mask = align(fact.const) & ~facts.const
         index = mask.flatten().nonzero().flatten()
         if not len(index):
             continue
-        numbers = torch.arange(view.facts[other].const.numel())
-        numbers = numbers.reshape(view.trace.shape(other)).expand(shape).flatten()[index]
-        distinct, again = torch.unique(numbers, return_inverse=True)
+        numbers = torch.arange(view.facts[other].const.numel()).reshape(view.trace.shape(other))
+        distinct, again = torch.unique(align_other(numbers).flatten()[index], return_inverse=True)
         expression = view.express(other, distinct)
+        if len(index) * len(expression.features) > MOST_WEIGHTS:
+            return facts
         rows = Expression(
             expression.features, expression.matrix[again], expression.offset[again]
         ).scaled(factor[index])

@@ -4,9 +4,11 @@ import torch
 from torch import Tensor, fx, nn
 from torch.nn import functional
 
+from ..runtime import part_of_layer_norm
 from .base import LayerRule, double, kept_index, spread
 from .elementwise import Elementwise
 from .facts import Facts, View, form_of
+from .sums import Moments, Sums
 from .writer import Writer
 from .written import Written
 
@@ -114,3 +116,65 @@ class Tokenwise(Elementwise):
         if held.form is not None and held.form.axis == len(writer.view.trace.shape(source)):
             held = writer.plain_part(source, None)
         return Written(writer.copy(node, lambda _: held.node), held.form)
+
+
+class ColumnNorm(LayerRule):
+    """LayerNorm over all columns of a row: constants become sums of its mean and deviation."""
+
+    def applies(self, node: fx.Node, view: View) -> bool:
+        module = view.trace.module(node)
+        rank = len(view.trace.shape(node))
+        return isinstance(module, nn.LayerNorm) and rank == 1 and super().applies(node, view)
+
+    def facts(self, node: fx.Node, view: View) -> Facts:
+        (source,) = view.row_sources(node)
+        facts = view.facts[source]
+        module = _layer_norm(node, view)
+        weight = torch.ones_like(facts.value) if module.weight is None else double(module.weight)
+        bias = torch.zeros_like(facts.value) if module.bias is None else double(module.bias)
+        value = functional.layer_norm(
+            facts.value, list(facts.value.shape), weight, bias, module.eps
+        )
+        const = facts.const.all().expand(value.shape)
+        fits = view.keeps_precision(node) and not self.stays(node, view)
+        mask = facts.const & ~const
+        if view.reach is None or not fits or not bool(mask.any()):
+            return Facts(const, value)
+        _, _, mean, _ = arguments = self._arguments(node, view)
+        key = (node, "moments")
+        features = view.features.of(key, Moments(source, arguments), torch.arange(2))
+        matrix = torch.stack([weight * (facts.value - mean), -weight], 1)
+        return Facts(const, torch.where(mask, bias, value), Sums(mask, features, matrix))
+
+    def _arguments(self, node: fx.Node, view: View) -> tuple[float, int, float, float]:
+        """Return eps, and the number, the mean and the squares of the constants."""
+        facts = view.facts[view.row_sources(node)[0]]
+        constants = facts.value[facts.const]
+        mean = constants.mean()
+        squares = (constants - mean).square().sum()
+        return _layer_norm(node, view).eps, len(constants), float(mean), float(squares)
+
+    def write(self, node: fx.Node, writer: Writer) -> Written:
+        view = writer.view
+        (source,) = view.row_sources(node)
+        if view.facts[node].sums is None:
+            return Written(writer.copy(node, writer.complete))
+        module = _layer_norm(node, view)
+        path = str(node.target)
+        part = writer.varying_part(source)
+        assert part.form is not None
+        own = {}
+        for name, tensor in module.named_parameters(recurse=False):
+            writer.cut(f"{path}.{name}", tensor, {0: torch.tensor(part.form.index)})
+            own[name] = writer.graph.get_attr(f"{path}.{name}")
+        if own:  # else nothing of the layer is left
+            writer.attributes[path] = {"normalized_shape": (len(part.form.index),)}
+        arguments = (own.get("weight"), own.get("bias"), *self._arguments(node, view))
+        new = writer.graph.call_function(part_of_layer_norm, (part.node, *arguments))
+        return Written(new, part.form)
+
+
+def _layer_norm(node: fx.Node, view: View) -> nn.LayerNorm:
+    module = view.trace.module(node)
+    assert isinstance(module, nn.LayerNorm)
+    return module

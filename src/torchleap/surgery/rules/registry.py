@@ -23,12 +23,13 @@ from .ends import Gate, Input
 from .facts import View
 from .layout import Join, Layout, Pick, Reshape
 from .linear import Linear
-from .norm import BatchNorm, Tokenwise
+from .norm import BatchNorm, ColumnNorm, Tokenwise
+from .outer import Outer
 from .reduction import Product, Reduce
 
 INPUT = Input()
 
-LAYERS: dict[type[nn.Module], CutRule] = {
+LAYERS: dict[type[nn.Module], CutRule | tuple[CutRule, ...]] = {
     nn.Linear: Linear(),
     nn.BatchNorm1d: BatchNorm(),
     nn.Conv1d: Convolution(),
@@ -36,7 +37,7 @@ LAYERS: dict[type[nn.Module], CutRule] = {
     nn.Bilinear: Bilinear(),
     nn.Embedding: Embedding(),
     nn.EmbeddingBag: EmbeddingBag(),
-    nn.LayerNorm: Tokenwise(),
+    nn.LayerNorm: (Tokenwise(), ColumnNorm()),
     nn.Flatten: Reshape(),
     nn.Unflatten: Reshape(),
 }
@@ -58,7 +59,7 @@ CALLS: dict[Any, CutRule | tuple[CutRule, ...]] = {
     torch.mm: Linear(),
     "matmul": (Linear(), Contraction(), Product()),
     torch.tensordot: Contraction(),
-    torch.einsum: Contraction(),
+    torch.einsum: (Contraction(), Outer()),
     "mm": Linear(),
     torch.bmm: Product(),
     "bmm": Product(),

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, fx
 
+from ..runtime import moments_of_layer_norm
+
 if TYPE_CHECKING:
     from .facts import View
     from .writer import Writer
@@ -96,6 +98,32 @@ class Elements:
         return writer.select(flat, 1, places.tolist())
 
 
+class Moments:
+    """The inverse deviation of a layer norm, and its mean times that, as features.
+
+    Args:
+        source: What the layer norm reads.
+        arguments: Those of `moments_of_layer_norm` behind the columns that vary.
+    """
+
+    size = 2
+
+    def __init__(self, source: fx.Node, arguments: tuple[Any, ...]) -> None:
+        self.source = source
+        self.arguments = arguments
+
+    def request(self, view: "View", index: Tensor) -> None:
+        """Request the columns that vary."""
+        view.request(self.source)
+
+    def write(self, writer: "Writer", index: Tensor) -> fx.Node:
+        """Return a new node with these features, (B, n)."""
+        part = writer.varying_part(self.source)
+        arguments = (part.node, *self.arguments)
+        found = writer.graph.call_function(moments_of_layer_norm, arguments)
+        return found if len(index) == self.size else writer.select(found, 1, index.tolist())
+
+
 class Products:
     """Products of two features each, as features.
 
@@ -122,11 +150,11 @@ class Features:
     """All features of a trace, numbered in the order in which they were found."""
 
     def __init__(self) -> None:
-        self._found: dict[Any, Elements | Products] = {}
+        self._found: dict[Any, Elements | Moments | Products] = {}
         self._starts: dict[Any, int] = {}
         self._stop = 0
 
-    def of(self, key: Any, elements: Elements | Products, index: Tensor) -> Tensor:
+    def of(self, key: Any, elements: Elements | Moments | Products, index: Tensor) -> Tensor:
         """Return the numbers of some features, by their places.
 
         Args:
@@ -140,7 +168,7 @@ class Features:
             self._stop += elements.size
         return index + self._starts[key]
 
-    def groups(self, numbers: Tensor) -> list[tuple[Elements | Products, Tensor]]:
+    def groups(self, numbers: Tensor) -> list[tuple[Elements | Moments | Products, Tensor]]:
         """Return rising numbers of features, grouped by where they are, each with its places."""
         found = []
         for key, elements in self._found.items():

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, fx
 from torch.nn import functional
 
-from .facts import Form, View
+from .facts import Form, View, form_of
 from .written import OF_PART, OF_SUMS, Origin, Written
 
 
@@ -77,6 +77,10 @@ class Writer:
     def plain_part(self, source: fx.Node, form: Form | None) -> Written:
         """Return this part of a node, with scale and shift applied."""
         return self._apply(source, self.as_form(source, form))
+
+    def varying_part(self, source: fx.Node) -> Written:
+        """Return the elements of a node that are not constant, with scale and shift applied."""
+        return self.plain_part(source, form_of(~self.view.facts[source].const))
 
     def as_form(self, source: fx.Node, form: Form | None) -> Written:
         """Return this part of a node; a scale and shift may be pending."""

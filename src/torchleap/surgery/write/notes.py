@@ -52,7 +52,7 @@ def hint_at_zeros(before: int, with_means: int, with_zeros: int, change: float) 
     >>> hint_at_zeros(100, 54, 52, 0.02)
     []
     """
-    if with_means - with_zeros < NOTICEABLE * before:
+    if with_means - with_zeros <= NOTICEABLE * before:
         return []
     zeros = f"{1 - with_zeros / before:.0%} of the parameters"
     means = f"{1 - with_means / before:.0%}"
