@@ -234,7 +234,7 @@ def _lines(picked: Tensor, axis: int, shape: tuple[int, ...]) -> Tensor | None:
 
 
 class Join(Layout):
-    """cat and stack: a piece without computed elements is left out."""
+    """cat, column_stack and stack: a piece without computed elements is left out."""
 
     def applies(self, node: fx.Node, view: View) -> bool:
         pieces = self._pieces(node)
@@ -251,6 +251,8 @@ class Join(Layout):
 
     def _axis(self, node: fx.Node, view: View) -> int:
         """Return the dimension along which the pieces are joined; 0 if it is not known."""
+        if node.target in (torch.column_stack, torch.hstack):
+            return 1 if all(view.trace.values[each].dim() > 1 for each in self._pieces(node)) else 0
         axis = node.kwargs.get("dim", node.kwargs.get("axis", 0))
         if len(node.args) > 1:
             axis = node.args[1]

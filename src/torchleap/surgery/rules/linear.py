@@ -39,6 +39,25 @@ class Weight:
         return (0, 1) if self.swapped else (1, 0)
 
 
+def _untransposed(matrix: fx.Node) -> tuple[fx.Node, bool]:
+    """Return the matrix that a node is a transpose of, and whether it is one."""
+    turned = False
+    while _is_transpose(matrix):
+        matrix = matrix.all_input_nodes[0]
+        turned = not turned
+    return matrix, turned
+
+
+def _is_transpose(node: fx.Node) -> bool:
+    """Return whether a node of two dimensions is a transpose: `x.T`, `x.t()`, `x.transpose()`."""
+    if node.target is getattr:
+        return node.args[1] in ("T", "mT")
+    if node.target in ("t", torch.t):
+        return True
+    dims = {dim % 2 for dim in node.args[1:] if isinstance(dim, int)}
+    return node.target in ("transpose", torch.transpose) and dims == {0, 1}
+
+
 class Linear(LayerRule):
     """Columns of constants leave the weight, and their contribution is added to the bias."""
 
@@ -49,7 +68,8 @@ class Linear(LayerRule):
             return Weight(f"{node.target}.weight", module.weight, swapped=False)
         matrix = node.args[1]
         assert isinstance(matrix, fx.Node)
-        swapped = node.target is not functional.linear
+        matrix, turned = _untransposed(matrix)
+        swapped = (node.target is not functional.linear) != turned
         return Weight(str(matrix.target), view.trace.values[matrix], swapped)
 
     def applies(self, node: fx.Node, view: View) -> bool:
@@ -58,7 +78,8 @@ class Linear(LayerRule):
         matrix = node.args[1] if len(node.args) > 1 else None
         if not isinstance(matrix, fx.Node) or not view.is_fixed(matrix):
             return False
-        if matrix.op != "get_attr" or view.row_sources(node) != [node.args[0]]:
+        parameter, _ = _untransposed(matrix)
+        if parameter.op != "get_attr" or view.row_sources(node) != [node.args[0]]:
             return False
         weight = self._weight(node, view)
         is_own = weight.path not in view.trace.constants and not view.uncut(weight.value)
@@ -247,9 +268,10 @@ class Linear(LayerRule):
             index = {inputs_dim: columns, outputs_dim: outputs}
             writer.cut(weight.path, weight.value, index, factor)
         module = writer.view.trace.module(node)
-        if isinstance(module, nn.Linear) and added.dim() == 1:
+        if module is not None:
             sizes = {"in_features": len(columns), "out_features": len(outputs)}
             writer.attributes[str(node.target)] = sizes
+        if isinstance(module, nn.Linear) and added.dim() == 1:
             if narrow or bool(added.any()):
                 self._write_bias(str(node.target), module, writer, outputs, added)
             return writer.copy(node, lambda _: held.node)

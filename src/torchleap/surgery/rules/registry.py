@@ -20,7 +20,9 @@ from .convolution import Convolution
 from .elementwise import Elementwise, SetElements
 from .embedding import Embedding, EmbeddingBag
 from .ends import Gate, Input
+from .expand import Expand
 from .facts import View
+from .fresh import Fresh
 from .layout import Join, Layout, Pick, Reshape
 from .linear import Linear
 from .norm import BatchNorm, ColumnNorm, Tokenwise
@@ -65,12 +67,19 @@ CALLS: dict[Any, CutRule | tuple[CutRule, ...]] = {
     "bmm": Product(),
     torch.cat: Join(),
     torch.concat: Join(),
+    torch.concatenate: Join(),
+    torch.column_stack: Join(),
+    torch.hstack: Join(),
     torch.stack: Join(),
     torch.sum: Reduce(),
     torch.mean: Reduce(),
     "sum": Reduce(),
     "mean": Reduce(),
     "view": Reshape(),
+    "expand": Expand(),
+    "new_zeros": Fresh(),
+    "new_ones": Fresh(),
+    "new_full": Fresh(),
 }
 
 
