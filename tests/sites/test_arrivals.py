@@ -182,8 +182,10 @@ def test_the_widths_decide_which_call_has_the_fields():
     batch = ids_by_name()
     fields = {"user": 3, "item": 3, "age": 1}
     for arguments in ({"fields": fields, "at": "lookup"}, {"at": {"lookup": fields}}):
-        with pytest.warns(UserWarning, match=r"called 2 times .* but call=0 .* beside the gates"):
+        warns = pytest.warns(UserWarning, match=r"called 2 times .* but call=0 .* beside the gates")
+        with warns as caught:
             plugin = tl.attach(model, **arguments, side="output", example=batch, init=-20.0)
+        assert caught[0].filename == __file__
         assert plugin.fields == tl.Fields(fields)
         assert [site.place.call for site in plugin.sites] == [1]
         before = plain(model, batch, "lookup")["lookup"]
@@ -197,6 +199,31 @@ def test_the_widths_decide_which_call_has_the_fields():
         warnings.simplefilter("error")
         plugin = tl.attach(model, at=at, side="output", example=batch)
     assert [site.place.call for site in plugin.sites] == [0, 1]
+
+
+def test_calls_that_return_something_else_are_left_out():
+    class Either(nn.Module):
+        def forward(self, x):
+            return (x, "names") if x.shape[1] == 2 else x
+
+    class Both(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.either = Either()
+
+        def forward(self, x):
+            return self.either(x[:, :2])[0].sum() + self.either(x[:, 2:]).sum()
+
+    x = torch.randn(8, 5)
+    place = Place("either", side="output", part=0)
+    for widths in ({"a": 2}, {"a": 1, "b": 1}):
+        with pytest.warns(UserWarning, match="call=1 has other fields"):
+            plugin = tl.attach(Both(), at={place: widths}, example=x)
+        assert [site.place.call for site in plugin.sites] == [0]
+    with pytest.raises(FieldError, match="Found: call=0 is 2 wide, call=1 has no such part"):
+        tl.attach(Both(), at={place: {"a": 3}}, example=x)
+    with pytest.raises(FieldError, match="Found: call=0 is a tuple, call=1 is 3 wide"):
+        tl.attach(Both(), at={"either": {"a": 4}}, side="output", example=x)
 
 
 def test_a_place_without_a_number_is_the_calls_that_no_other_place_names():

@@ -17,7 +17,15 @@ from .calls import as_call
 from .notation import Entry, Place
 from .places import find_module
 from .site import Site
-from .values import by_name, by_position, is_sequence, not_fields, refuse, same_tensor
+from .values import (
+    by_name,
+    by_position,
+    is_sequence,
+    not_fields,
+    refuse,
+    same_tensor,
+    width_of,
+)
 
 Seen = dict[tuple[str, str], list[Any]]  # what passes each side of a module, call by call
 
@@ -90,7 +98,7 @@ def arrivals_of(entries: Sequence[Entry], sites: Sequence[Site], seen: Seen) -> 
     errors: list[TorchleapError] = []
     for entry, site in zip(entries, sites, strict=True):
         try:
-            found += _arrivals(entry, entries, values_at(site, seen))
+            found += _arrivals(entry, entries, site, seen[site.at, site.side])
         except TorchleapError as error:
             errors.append(error)
     if len(errors) == 1:
@@ -117,23 +125,27 @@ def first_with(arrivals: Sequence[Arrival], arrival: Arrival) -> int:
     raise AssertionError("the arrival itself is one of them")
 
 
-def _arrivals(entry: Entry, entries: Sequence[Entry], values: list[Any]) -> list[Arrival]:
+def _arrivals(
+    entry: Entry, entries: Sequence[Entry], site: Site, calls: list[Any]
+) -> list[Arrival]:
     """Return the calls with the fields of one place."""
     place = entry.place
     found = []
     errors = []
-    for call in _calls_of(place, entries, len(values)):
-        named = place if len(values) == 1 else replace(place, call=call)
+    for number in _calls_of(place, entries, len(calls)):
+        named = place if len(calls) == 1 else replace(place, call=number)
         try:
-            widths = widths_in(values[call], entry.widths or {}, named.label)
-            found.append(Arrival(named, widths, values[call]))
+            value = site.value_in(calls[number])
+            widths = widths_in(value, entry.widths or {}, named.label)
         except TorchleapError as error:
             errors.append(error)
+        else:
+            found.append(Arrival(named, widths, value))
     if found:
         return found
     if len(errors) == 1:
         raise errors[0]
-    raise FieldError(_choose_a_call(place, values))
+    raise FieldError(_choose_a_call(site, calls))
 
 
 def _calls_of(place: Place, entries: Sequence[Entry], count: int) -> list[int]:
@@ -149,20 +161,23 @@ def _calls_of(place: Place, entries: Sequence[Entry], count: int) -> list[int]:
     return [place.call]
 
 
-def _choose_a_call(place: Place, values: list[Any]) -> str:
-    found = [f"call={number} {_described(value)}" for number, value in enumerate(values)]
+def _choose_a_call(site: Site, calls: list[Any]) -> str:
+    found = [f"call={number} {_described(site, call)}" for number, call in enumerate(calls)]
     return (
-        f"{place.label}: none of the {plural(len(values), 'call')} on the example has the fields "
+        f"{site.label}: none of the {plural(len(calls), 'call')} on the example has the fields "
         f"that are named here. Found: {', '.join(found)}. Name each call with its fields: "
-        f"at={{tl.Place({place.at!r}, call=0): {{...}}}}."
+        f"at={{tl.Place({site.at!r}, call=0): {{...}}}}."
     )
 
 
-def _described(value: Any) -> str:
-    """Return how wide a value is, for a message."""
-    if isinstance(value, Tensor) and value.dim():
-        return f"is {math.prod(value.shape[1:])} wide"
-    return f"is a {type(value).__name__}"
+def _described(site: Site, call: Any) -> str:
+    """Return how wide the value of a call is, for a message."""
+    try:
+        value = site.value_in(call)
+    except AttachError:
+        return "has no such part"
+    width = width_of(value)
+    return f"is a {type(value).__name__}" if width is None else f"is {width} wide"
 
 
 def widths_in(value: Any, widths: Mapping[str, int | None], label: str) -> dict[str, int]:
@@ -179,9 +194,9 @@ def widths_in(value: Any, widths: Mapping[str, int | None], label: str) -> dict[
         value = by_position(value, names, label)
     if isinstance(value, Mapping):
         return _widths_of_entries(value, widths, label)
-    if not isinstance(value, Tensor) or value.dim() == 0:
+    width = width_of(value)
+    if width is None:
         raise not_fields(value, label)
-    width = math.prod(value.shape[1:])
     expected = {name: width if known is None else known for name, known in widths.items()}
     if sum(expected.values()) != width:
         raise FieldError(
@@ -244,5 +259,5 @@ def _warn_of_calls_beside(arrivals: Sequence[Arrival], sites: Sequence[Site], se
             f"but {listed} has other fields than those that are named, and passes beside the "
             "gates: closed fields may still reach the model there. Give it a place: "
             f"tl.Place({at!r}, call={min(beside)}).",
-            stacklevel=4,
+            stacklevel=6,
         )
