@@ -71,7 +71,8 @@ def why_none_moved(gates: LeAP) -> str:
     return (
         f"select() needs trained gates, but after {plural(steps, 'training step')} none has moved. "
         "The optimizer was probably built before attach(), so that it does not hold the gates. Use "
-        "plugin.trainer(), or build the optimizer afterwards and add plugin.penalty() to the loss."
+        "plugin.trainer(), or plugin.learn() in a loop that cannot be edited; or build the "
+        "optimizer afterwards and add plugin.penalty() to the loss."
     )
 
 
