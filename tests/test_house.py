@@ -27,6 +27,7 @@ ROOMS = (
     "training",
     "callbacks",
     "methods",
+    "evidence",
     "pipeline",
     "bench",
     "report",

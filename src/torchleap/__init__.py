@@ -19,6 +19,7 @@ from ._common.optional import needing
 if TYPE_CHECKING:
     from . import callbacks, data, export, methods, models
     from . import objectives as metrics
+    from .evidence import Certificate, certify
     from .fields import Field, Fields
     from .gates.leap import LeAP
     from .gates.optimizer import GateOptimizer
@@ -55,6 +56,7 @@ _MODULES = {
     "train": "training.fit",
 }
 _NAMES = {
+    "Certificate": "evidence",
     "Decision": "pipeline.decide",
     "Drift": "training.drift",
     "Field": "fields",
@@ -79,6 +81,7 @@ _NAMES = {
     "attached": "plugin",
     "auc": "objectives",
     "carry_over": "training.finetune",
+    "certify": "evidence",
     "decide": "pipeline.decide",
     "finetune": "training.finetune",
     "fit": "training.fit",
@@ -108,6 +111,7 @@ def __dir__() -> list[str]:
 
 __all__ = [
     "AttachError",
+    "Certificate",
     "DataError",
     "Decision",
     "Drift",
@@ -141,6 +145,7 @@ __all__ = [
     "auc",
     "callbacks",
     "carry_over",
+    "certify",
     "data",
     "decide",
     "export",

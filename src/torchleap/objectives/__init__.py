@@ -2,6 +2,7 @@
 
 from .binary import (
     Difference,
+    Influence,
     auc,
     auc_difference,
     auc_of_classes,
@@ -18,6 +19,7 @@ __all__ = [
     "METRICS",
     "OBJECTIVES",
     "Difference",
+    "Influence",
     "Metric",
     "Objective",
     "Predictions",

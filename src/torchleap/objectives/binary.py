@@ -59,7 +59,7 @@ def gauc(labels: Rows, scores: Rows, groups: Rows) -> float:
     """
     labels, scores = _checked(labels, scores)
     numbers = _group_numbers(groups, len(labels))
-    values, counts = _auc_by_group(labels, scores, numbers)
+    values, counts, _ = _auc_by_group(labels, scores, numbers)
     if not counts.size:
         raise MetricError(
             "GAUC needs a group with rows of both classes, but every group has one class. "
@@ -85,53 +85,100 @@ class Difference(NamedTuple):
     high: float
 
 
+class Influence(NamedTuple):
+    """A metric of some rows, and how far each row moves it from what other rows would give.
+
+    The sum of the squared parts is the variance of the metric over the choice of rows. Parts of
+    two models on the same rows can be subtracted, and those of rows that belong together (of a
+    user) can be added up before they are squared.
+
+    Attributes:
+        value: The metric.
+        parts: The part of each row, (N,). That of a group stands at the group's first row where a
+            metric compares rows within groups.
+    """
+
+    value: float
+    parts: Floats
+
+
+def auc_influence(labels: Rows, scores: Rows) -> Influence:
+    """Return the AUC with the part of each row, as DeLong, DeLong and Clarke-Pearson derive it.
+
+    >>> auc_influence([0, 0, 1, 1], [0.1, 0.4, 0.35, 0.8]).parts.round(3).tolist()
+    [0.177, -0.177, -0.177, 0.177]
+    """
+    value = auc(labels, scores)
+    label, score = _checked(labels, scores)
+    positive = label == 1
+    up, down = _placements(score, positive)
+    parts = np.empty(len(label))
+    parts[positive] = _parts_of_mean(up)
+    parts[~positive] = _parts_of_mean(down)
+    return Influence(value, parts)
+
+
+def gauc_influence(labels: Rows, scores: Rows, groups: Rows) -> Influence:
+    """Return the GAUC with the part of each group, which stands at one of the group's rows.
+
+    >>> gauc_influence([0, 1, 0, 1], [1, 2, 2, 1], ["u", "u", "v", "v"]).parts.tolist()
+    [0.25, 0.0, -0.25, 0.0]
+    """
+    value = gauc(labels, scores, groups)
+    label, score = _checked(labels, scores)
+    numbers = _group_numbers(groups, len(label))
+    own, counts, first = _auc_by_group(label, score, numbers)
+    parts = np.zeros(len(label))
+    parts[first] = counts / counts.sum() * (own - value)
+    return Influence(value, parts)
+
+
+def log_loss_influence(labels: Rows, probabilities: Rows) -> Influence:
+    """Return the log loss with the part of each row.
+
+    >>> log_loss_influence([0, 1], [0.5, 0.5]).parts.tolist()
+    [0.0, 0.0]
+    """
+    losses = -_log_likelihoods(labels, probabilities)
+    return Influence(float(np.mean(losses)), _parts_of_mean(losses))
+
+
+def difference(before: Influence, after: Influence) -> Difference:
+    """Return the change of a metric between two models on the same rows.
+
+    The interval covers the chance of the rows, or groups: the difference that others of the same
+    kind would show.
+    """
+    value = after.value - before.value
+    deviation = float(np.sqrt(np.sum((after.parts - before.parts) ** 2)))
+    return Difference(value, value - NORMAL_95 * deviation, value + NORMAL_95 * deviation)
+
+
 def auc_difference(labels: Rows, before: Rows, after: Rows) -> Difference:
     """Return the AUC of `after` minus the AUC of `before` on the same rows, with DeLong's interval.
-
-    The interval covers the chance of the rows: the difference that other rows of the same kind
-    would show.
 
     >>> auc_difference([0, 0, 1, 1], [0.1, 0.4, 0.35, 0.8], [0.1, 0.4, 0.5, 0.8]).value
     0.25
     """
-    value = auc(labels, after) - auc(labels, before)
-    label, _ = _checked(labels, before)
-    positive = label == 1
-    old_up, old_down = _placements(_flat(before), positive)
-    new_up, new_down = _placements(_flat(after), positive)
-    variance = _variance_of_mean(new_up - old_up) + _variance_of_mean(new_down - old_down)
-    return _interval(value, variance**0.5)
+    return difference(auc_influence(labels, before), auc_influence(labels, after))
 
 
 def gauc_difference(labels: Rows, before: Rows, after: Rows, groups: Rows) -> Difference:
     """Return the GAUC of `after` minus the GAUC of `before` on the same rows.
 
-    The interval covers the chance of the groups: the difference that other groups of the same
-    kind would show.
-
     >>> gauc_difference([0, 1, 0, 1], [2, 1, 1, 2], [1, 2, 1, 2], ["u", "u", "v", "v"]).value
     0.5
     """
-    value = gauc(labels, after, groups) - gauc(labels, before, groups)
-    label, _ = _checked(labels, before)
-    numbers = _group_numbers(groups, len(label))
-    old, counts = _auc_by_group(label, _flat(before), numbers)
-    new, _ = _auc_by_group(label, _flat(after), numbers)
-    weight = counts / counts.sum()
-    return _interval(value, float(np.sqrt(np.sum((weight * (new - old - value)) ** 2))))
+    return difference(gauc_influence(labels, before, groups), gauc_influence(labels, after, groups))
 
 
 def log_loss_difference(labels: Rows, before: Rows, after: Rows) -> Difference:
-    """Return the log loss of `after` minus the log loss of `before` on the same rows.
-
-    Both are probabilities. The interval is the normal one of the mean of the rows' own differences.
+    """Return the log loss of `after` minus the log loss of `before`, both of probabilities.
 
     >>> round(log_loss_difference([0, 1], [0.5, 0.5], [0.1, 0.9]).value, 4)
     -0.5878
     """
-    value = log_loss(labels, after) - log_loss(labels, before)
-    change = _log_likelihoods(labels, before) - _log_likelihoods(labels, after)
-    return _interval(value, _variance_of_mean(change) ** 0.5)
+    return difference(log_loss_influence(labels, before), log_loss_influence(labels, after))
 
 
 def s_auc(table: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
@@ -159,15 +206,16 @@ def s_auc(table: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
     return dict(zip(table, (values / values.max(0)).mean(1).tolist(), strict=True))
 
 
-def _interval(value: float, deviation: float) -> Difference:
-    return Difference(value, value - NORMAL_95 * deviation, value + NORMAL_95 * deviation)
+def _parts_of_mean(values: Floats) -> Floats:
+    """Return how far each of some independent values moves their mean, (N,).
 
-
-def _variance_of_mean(values: Floats) -> float:
-    """Return the variance of the mean of some rows; 0 for a single row, which has no spread."""
-    if len(values) < 2:
-        return 0.0
-    return float(np.var(values, ddof=1)) / len(values)
+    The squares add up to the variance of the mean; a single value has no spread.
+    """
+    count = len(values)
+    if count < 2:
+        return np.zeros(count)
+    found: Floats = (values - values.mean()) / np.sqrt(count * (count - 1))
+    return found
 
 
 def _log_likelihoods(labels: Rows, probabilities: Rows) -> Floats:
@@ -232,8 +280,10 @@ def _group_numbers(groups: Rows, rows: int) -> Numbers:
         ) from error
 
 
-def _auc_by_group(labels: Floats, scores: Floats, groups: Numbers) -> tuple[Floats, Numbers]:
-    """Return the AUC and the number of rows of each group that has both classes."""
+def _auc_by_group(
+    labels: Floats, scores: Floats, groups: Numbers
+) -> tuple[Floats, Numbers, Numbers]:
+    """Return the AUC of each group that has both classes, its number of rows, and one of these."""
     order = np.lexsort((scores, groups))
     labels = labels[order]
     groups = groups[order]
@@ -246,7 +296,8 @@ def _auc_by_group(labels: Floats, scores: Floats, groups: Numbers) -> tuple[Floa
     rank_sum = np.add.reduceat(rank * labels, starts)
     both = (positives > 0) & (negatives > 0)
     pairs_won = rank_sum[both] - positives[both] * (positives[both] + 1) / 2
-    return pairs_won / (positives[both] * negatives[both]), counts[both]
+    one_row = np.minimum.reduceat(order, starts)[both]  # the same whatever the scores are
+    return pairs_won / (positives[both] * negatives[both]), counts[both], one_row
 
 
 def _shared_ranks(scores: Floats, new_group: Flags) -> Floats:

@@ -12,7 +12,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 
 from .._common.errors import MetricError, nearest
 from . import binary
-from .binary import Difference
+from .binary import Difference, Influence
 
 Score = Callable[[Tensor], float]
 
@@ -48,8 +48,7 @@ class Metric:
         title: Its name in reports and tables.
         higher_is_better: Whether a model with a higher value is the better one.
         compute: Returns the value for some rows.
-        difference: Returns the value of the second model minus that of the first on the same rows,
-            with a 95 % interval.
+        influence: Returns the value with the part that each row, or group, has in it.
         needs_group: Whether it compares rows within groups, and so needs their column.
         prepare: Returns a faster `compute` for many outputs of the same rows, which takes the raw
             outputs alone; None if there is no faster way.
@@ -60,7 +59,7 @@ class Metric:
     title: str
     higher_is_better: bool
     compute: Callable[[Predictions], float]
-    difference: Callable[[Predictions, Predictions], Difference]
+    influence: Callable[[Predictions], Influence]
     needs_group: bool = False
     prepare: Callable[[Tensor], Score] | None = None
     digits: int = 4
@@ -77,6 +76,15 @@ class Metric:
         (0.8, -0.4)
         """
         return self.sign * value
+
+    def difference(self, before: Predictions, after: Predictions) -> Difference:
+        """Return the value of the second model minus that of the first, with a 95 % interval.
+
+        Args:
+            before: The predictions of the first model.
+            after: Those of the second one, for the same rows.
+        """
+        return binary.difference(self.influence(before), self.influence(after))
 
     def better(self, one: float, other: float) -> bool:
         """Return whether the first value is strictly better than the second; NaN never is."""
@@ -125,8 +133,8 @@ def _auc(rows: Predictions) -> float:
     return binary.auc(rows.label, rows.output)
 
 
-def _auc_difference(before: Predictions, after: Predictions) -> Difference:
-    return binary.auc_difference(before.label, before.output, after.output)
+def _auc_influence(rows: Predictions) -> Influence:
+    return binary.auc_influence(rows.label, rows.output)
 
 
 def _prepared_auc(label: Tensor) -> Score:
@@ -147,17 +155,17 @@ def _gauc(rows: Predictions) -> float:
     return binary.gauc(rows.label, rows.output, rows.group)
 
 
-def _gauc_difference(before: Predictions, after: Predictions) -> Difference:
-    METRICS["gauc"].check_group(before.group)
-    return binary.gauc_difference(before.label, before.output, after.output, before.group)
+def _gauc_influence(rows: Predictions) -> Influence:
+    METRICS["gauc"].check_group(rows.group)
+    return binary.gauc_influence(rows.label, rows.output, rows.group)
 
 
 def _log_loss(rows: Predictions) -> float:
     return binary.log_loss(rows.label, rows.prediction)
 
 
-def _log_loss_difference(before: Predictions, after: Predictions) -> Difference:
-    return binary.log_loss_difference(before.label, before.prediction, after.prediction)
+def _log_loss_influence(rows: Predictions) -> Influence:
+    return binary.log_loss_influence(rows.label, rows.prediction)
 
 
 def _prepared_log_loss(label: Tensor) -> Score:
@@ -176,7 +184,7 @@ METRICS = {
         title="AUC",
         higher_is_better=True,
         compute=_auc,
-        difference=_auc_difference,
+        influence=_auc_influence,
         prepare=_prepared_auc,
     ),
     "gauc": Metric(
@@ -184,7 +192,7 @@ METRICS = {
         title="GAUC",
         higher_is_better=True,
         compute=_gauc,
-        difference=_gauc_difference,
+        influence=_gauc_influence,
         needs_group=True,
     ),
     "log_loss": Metric(
@@ -192,7 +200,7 @@ METRICS = {
         title="log loss",
         higher_is_better=False,
         compute=_log_loss,
-        difference=_log_loss_difference,
+        influence=_log_loss_influence,
         prepare=_prepared_log_loss,
     ),
 }
