@@ -83,6 +83,13 @@ def test_docs(path, monkeypatch, tmp_path, capsys):
         assert promised in printed
 
 
+def test_the_page_about_zoos_prunes_a_model_of_a_zoo(monkeypatch, tmp_path, capsys):
+    pytest.importorskip("torch_rechub", reason="the page's model comes from torch-rechub")
+    namespace, printed = run("docs/zoos.md", monkeypatch, tmp_path, capsys)
+    assert "('item', 'price')" in printed
+    assert namespace["small"](namespace["batch"](7)[0]).shape == (7,)
+
+
 def test_the_grid_of_the_results_page_can_be_loaded(tmp_path):
     (grid,) = blocks("docs/results.md", "toml")
     (tmp_path / "grid.toml").write_text(grid)

@@ -279,7 +279,7 @@ def test_a_terminal_gets_a_bar_and_the_table_of_gates(place):
     [
         ([], {"tolerance": "1se"}, "at most one standard error worse than the best."),
         (["--tolerance", "1se"], {"tolerance": "1se"}, "at most one standard error worse"),
-        (["--tolerance", "0.05"], {"tolerance": 0.05}, "whose AUC is at most 0.05 worse than"),
+        (["--tolerance", "0.02"], {"tolerance": 0.02}, "whose AUC is at most 0.02 worse than"),
         (["--worth", "0.02"], {"worth": 0.02}, "worth at least 0.02 nats are kept."),
         (["--price-by", "dims", "--dims", "12"], {"dims": 12}, "Keep: item, price."),
     ],

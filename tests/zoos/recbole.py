@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import nn
 
+import torchleap as tl
 from tests.zoos.log import BATCH, FIELDS, IDS, NUMBERS, Log, make_log
 from tests.zoos.run import Combination
 from torchleap.integrations import recbole
@@ -112,9 +113,22 @@ def batch(log: Log) -> tuple[Any, ...]:
     return (Interaction(columns),)
 
 
-def _one(model: str) -> Combination:
-    return Combination("recbole", model, build(model), recbole.attach_to, fit(model), batch)
+def without_example(model: nn.Module, example: Any) -> tl.Plugin:
+    """Attach without a recipe and without a batch; the first one of the training is the example."""
+    recbole.register_batches()
+    places = {
+        "float_embedding_table": dict.fromkeys(model.float_field_names, WIDTH),
+        "token_embedding_table": dict.fromkeys(model.token_field_names, WIDTH),
+    }
+    return tl.attach(model, at=places, side="output")
+
+
+def _one(model: str, name: str = "", attach: Any = recbole.attach_to) -> Combination:
+    return Combination("recbole", name or model, build(model), attach, fit(model), batch)
 
 
 MODELS = ("DCN", "DeepFM", "WideDeep", "xDeepFM", "AutoInt", "FNN", "PNN")
-COMBINATIONS = [_one(model) for model in MODELS]
+COMBINATIONS = [
+    _one("DCN", "DCN-noexample", without_example),
+    *[_one(model) for model in MODELS],
+]

@@ -18,7 +18,7 @@ from torch.nn import functional
 from torch.utils._pytree import tree_leaves, tree_map
 
 from .._common.copies import memo_of
-from .._common.errors import SurgeryError, TorchleapError
+from .._common.errors import SurgeryError, TorchleapError, WriteError
 from .._common.files import writing
 from .._common.optional import need
 from ..sites.calls import Call, as_call
@@ -174,20 +174,40 @@ def _write_checked(
     folder_of = partial(tempfile.TemporaryDirectory, dir=target.parent, prefix=f".{target.name}.")
     with writing(target), folder_of() as folder:
         file = Path(folder) / target.name
+        into = partial(_write_one, model, exported, file, call, write, shown=target)
         try:
-            _write_one(model, exported, file, call, write, any_length=True)
+            into(any_length=True)
+        except WriteError:
+            raise
         except (TorchleapError, RuntimeError):  # lengths as in the example may work
-            _write_one(model, exported, file, call, write, any_length=False)
+            into(any_length=False)
         for written in Path(folder).iterdir():
             written.replace(target.parent / written.name)
 
 
 def _write_one(
-    model: nn.Module, exported: nn.Module, file: Path, call: Call, write: Write, *, any_length: bool
+    model: nn.Module,
+    exported: nn.Module,
+    file: Path,
+    call: Call,
+    write: Write,
+    *,
+    shown: Path,
+    any_length: bool,
 ) -> None:
-    """Write a program to a file and compare it with the model on random batches."""
+    """Write a program to a file and compare it with the model on random batches.
+
+    Args:
+        model: The model to compare with.
+        exported: The model to write.
+        file: The file to write to.
+        call: A batch.
+        write: Writes a program to a file.
+        shown: The file that messages name, which the written one will replace.
+        any_length: Whether lengths of histories may differ from those of the batch.
+    """
     try:
-        with writing(file):
+        with writing(shown):
             program = _program(exported, call, any_length=any_length)
             runs = write(file, program)
             lengths = _lengths(program, call)

@@ -46,9 +46,10 @@ def register_batches() -> None:
         return dict(batch.interaction)
 
     def from_parts(parts: Mapping[str, Any], like: Any) -> Any:
+        names = list(like.interaction)  # not those of the parts: a label beside them is not read
         batch = kind({})
-        batch.interaction = dict(parts)
-        batch.length = len(next(iter(parts.values()), ()))
+        batch.interaction = {name: parts[name] for name in names}
+        batch.length = len(parts[names[0]]) if names else 0
         return batch
 
     register_batch(kind, to_parts, from_parts)
