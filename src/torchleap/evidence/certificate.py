@@ -281,8 +281,8 @@ def _what_would_decide(change: Change, margin: float, evidence: Evidence) -> str
     if evidence.unit != "rows":
         size += f" of {needed.units:,} groups ({evidence.unit})"
     found = (
-        f"If both models are equally good, {size} would show it at {100 * POWER:.0f} % power; there are "
-        f"{evidence.rows:,}."
+        f"If both models are equally good, {size} would show it at {100 * POWER:.0f} % power; "
+        f"there are {evidence.rows:,}."
     )
     if needed.rows > HOPELESS * evidence.rows:
         found += " A margin this small is beyond what such rows can resolve: choose a larger one."
