@@ -366,6 +366,8 @@ class SelectRecord(Record):
         findings: Problems of the data.
         path: The metric at each number of fields, of a model that adapted to these fields or in
             which the others are masked; None for a method that has no path.
+        rehearsal: The size of an online test, as `Rehearsal.to_json` returns it; None if it was
+            not asked for.
     """
 
     kind = "select"
@@ -390,6 +392,7 @@ class SelectRecord(Record):
     seconds: Mapping[str, float]
     findings: Sequence[FindingRecord]
     path: PathRecord | None = None
+    rehearsal: Mapping[str, Any] | None = None
 
 
 # ---- a benchmark ----

@@ -8,7 +8,7 @@ from torch import nn
 
 from .._common.errors import DataError
 from ..data.rows import Rows
-from ..data.sketch import Share, Sketch
+from ..data.sketch import Sketch
 from ..data.task import Task
 
 ATTRIBUTE = "torchleap_trained_on"  # of a model; copies and pruned models keep it
