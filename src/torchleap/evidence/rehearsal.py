@@ -141,8 +141,9 @@ def rehearse(
     numbers = _unit_numbers(before.group, len(label))
     units = int(numbers.max(initial=-1)) + 1
     if units < 2:
+        kind = ROWS if unit == ROWS else f"groups ({unit})"
         raise DataError(
-            f"Expected at least two {unit} to see how they differ, but found {units}. Give more."
+            f"Expected at least two {kind}, to see how they differ, but found {units}. Give more."
         )
     rows_per_unit = len(label) / units
     mean = float(label.mean())

@@ -74,14 +74,14 @@ class Decision:
         model: The pruned and fine-tuned model.
         record: All that a report shows, as plain JSON: see `torchleap.pipeline.record`.
         task: The task that was decided on.
-        full: The model of all fields that the pruned one was compared with.
+        full: The model of all fields that the pruned one was compared with; None if not kept.
     """
 
     selection: Selection
     model: nn.Module = field(repr=False)
     record: dict[str, Any] = field(repr=False)
     task: Task = field(repr=False)
-    full: nn.Module = field(repr=False)
+    full: nn.Module | None = field(repr=False, default=None)
 
     def save(
         self,
@@ -124,7 +124,7 @@ class Decision:
                 by_name[f"{part}_{name}"] = value
         self.selection.save(folder / "selection.json")
         digest = None
-        if full:
+        if full and self.full is not None:
             certificate = self.record.get("certificate") or {}
             saved_costs = costs_saved(self.task.costs, self.selection.dropped)
             compared = Compared.of(self.task, certificate, saved_costs)
@@ -230,7 +230,7 @@ def decide(
     done = outcome.undecided is None and not keep_checkpoint
     if job.folder is not None and done and ranks.is_first():
         forget(job.folder)
-    return Decision(outcome.selection, outcome.small, record.to_json(), task, outcome.full)
+    return Decision(outcome.selection, outcome.small, record.to_json(), task, full=outcome.full)
 
 
 class _Stages:
