@@ -178,7 +178,8 @@ def load_full(folder: Path, digest: Any) -> Full:
         found = digest_of(folder)
     except (OSError, ValueError) as error:
         raise DataError(
-            f"{result} lacks its full model: {path} cannot be read ({first_line(error)}). {AGAIN}"
+            f"{result} has no complete full model: {path} cannot be read "
+            f"({first_line(error):.200}). {AGAIN}"
         ) from error
     if found != digest:
         raise DataError(
