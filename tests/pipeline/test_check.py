@@ -136,7 +136,9 @@ def test_the_check_prints_and_is_plain_json(saved, new):
     assert content["rehearsal"]["outcome"]["units"] > 1
     assert str(found).startswith(found.certificate.headline())
     assert "An online A/B test needs" in str(found)
-    assert str(found).endswith("saves 3 of the 4.5 that the fields with a given cost cost together.")
+    assert str(found).endswith(
+        "saves 3 of the 4.5 that the fields with a given cost cost together."
+    )
     without = check(saved[0], new, margin=0.02)
     assert "rehearsal" not in without.to_json()
     assert str(without) == str(without.certificate)
@@ -171,7 +173,10 @@ def test_a_few_rows_are_not_compared_with_the_train_rows_and_it_says_so(saved, n
         (lambda frame: frame.drop("size"), "lacks the column 'size': the full model is compared"),
         (lambda frame: frame.drop("size", "item", "click"), "the columns 'click', 'item', 'size':"),
         (lambda frame: frame.rename({"price": "prize"}), "'price'.*Did you mean 'prize'"),
-        (lambda frame: frame.filter(pl.col("click") == 1), "Models cannot be compared on the frame"),
+        (
+            lambda frame: frame.filter(pl.col("click") == 1),
+            "Models cannot be compared on the frame",
+        ),
         (lambda frame: frame.with_columns(click=pl.lit(3)), "expected the label 0 or 1"),
         (lambda frame: frame.with_columns(click=pl.lit(None)), "expected the label 0 or 1"),
         (lambda frame: frame.head(0), "no rows"),

@@ -225,6 +225,7 @@ def test_a_saved_result_scores_the_original_rows_as_the_record_reports(decision,
         "layout.json",
         "metrics.json",
         "history.jsonl",
+        "full",
         "report.json",
     }
     assert {path.name for path in tmp_path.iterdir()} == expected

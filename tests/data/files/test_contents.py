@@ -69,8 +69,6 @@ def test_fewer_columns_of_a_task_keep_its_contents_and_data_of_earlier_versions_
     task = tl.data.read(rows(600), label="click", columns=COLUMNS)
     assert np.array_equal(task.only(["item"]).test.contents, task.test.contents)
     files = {name: sizes for name, sizes in task.files.items() if name != "rows.bin"}
-    earlier = tl.data.Task(
-        task.folder, task.columns, task.rows, task.roles, task.keep, files=files
-    )
+    earlier = tl.data.Task(task.folder, task.columns, task.rows, task.roles, task.keep, files=files)
     assert earlier.test.contents is None
     assert earlier.seen is None
