@@ -78,7 +78,7 @@ def test_it_is_three_sentences_and_comes_back_from_json():
     found = rehearse(BINARY, METRICS["gauc"], *pair, unit="user", saved=(2.5, 10.0))
     text = str(found)
     assert "groups (user, " in text
-    assert "to show at 95% confidence and 80% power that the positive rate" in text
+    assert "to show at 95 % confidence and 80 % power that the positive rate" in text
     assert "Assumed: each user is in one arm" in text
     assert text.endswith("saves 2.5 of the 10 that the fields with a given cost cost together.")
     assert Rehearsal.from_json(json.loads(json.dumps(found.to_json()))) == found

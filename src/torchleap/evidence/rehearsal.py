@@ -91,9 +91,9 @@ class Rehearsal:
         own = _size(self.metric, self.unit)
         fraction = outcome.margin / abs(outcome.value) if outcome.value else math.inf
         return (
-            f"An online A/B test needs {size} per arm to show at {CONFIDENCE:.0%} confidence and "
-            f"{POWER:.0%} power that the {outcome.name} ({outcome.value:.4g}) loses at most "
-            f"{outcome.margin:.4g} ({fraction:.2%} of it), and {own} per arm to show that the "
+            f"An online A/B test needs {size} per arm to show at {100 * CONFIDENCE:.0f} % confidence and "
+            f"{100 * POWER:.0f} % power that the {outcome.name} ({outcome.value:.4g}) loses at most "
+            f"{outcome.margin:.4g} ({100 * fraction:.2f} % of it), and {own} per arm to show that the "
             f"{title}, measured in each arm, loses at most {self.metric.margin:.4g}."
         )
 
