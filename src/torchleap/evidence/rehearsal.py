@@ -91,10 +91,11 @@ class Rehearsal:
         own = _size(self.metric, self.unit)
         fraction = outcome.margin / abs(outcome.value) if outcome.value else math.inf
         return (
-            f"An online A/B test needs {size} per arm to show at {100 * CONFIDENCE:.0f} % confidence and "
-            f"{100 * POWER:.0f} % power that the {outcome.name} ({outcome.value:.4g}) loses at most "
-            f"{outcome.margin:.4g} ({100 * fraction:.2f} % of it), and {own} per arm to show that the "
-            f"{title}, measured in each arm, loses at most {self.metric.margin:.4g}."
+            f"An online A/B test needs {size} per arm to show at {100 * CONFIDENCE:.0f} % "
+            f"confidence and {100 * POWER:.0f} % power that the {outcome.name} "
+            f"({outcome.value:.4g}) loses at most {outcome.margin:.4g} "
+            f"({100 * fraction:.2f} % of it), and {own} per arm to show that the {title}, "
+            f"measured in each arm, loses at most {self.metric.margin:.4g}."
         )
 
     def _assumptions(self) -> str:

@@ -154,12 +154,12 @@ def _refuse_lacking(source: Source, full: Full) -> None:
         named += f" and {len(lacking) - NAMED:,} more"
     column = "column" if len(lacking) == 1 else "columns"
     role = ", the label" if lacking == [compared.label] else ""
-    cure = nearest(lacking[0], present)
+    cure = nearest(lacking[0], present) if len(lacking) == 1 else ""
     if source.text:
         cure += " If its first line is not a header, name the columns: names=[...]."
     raise DataError(
         f"{source.name} lacks the {column} {named}{role}: the full model is compared, so all "
-        f"columns of the training and the label are needed. {cure}"
+        f"columns of the training and the label are needed. {cure}".rstrip()
     )
 
 
