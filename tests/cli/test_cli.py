@@ -292,6 +292,7 @@ def test_version():
         ],
         *[
             ("select",),
+            ("check",),
             ("demo",),
             ("report",),
             ("predict",),

@@ -239,8 +239,10 @@ def make_served(folder: Path) -> Path:
 
 
 def open_served(path: Path, scratch: Path) -> None:
-    """Score rows with it."""
-    list(Served.load(path).probabilities(log(60)))
+    """Score rows with it, and compare its models on them."""
+    served = Served.load(path)
+    list(served.probabilities(log(60)))
+    served.check(log(60), margin=0.1)
 
 
 class StopError(Exception):

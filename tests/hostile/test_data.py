@@ -73,6 +73,7 @@ def test_no_flipped_bit_of_a_cache_is_accepted(task, tmp_path):
         checksums._known.cache_clear()  # two changes may be in one millisecond of the clock
         found = tl.data.Task.load(folder)
         save_encoding(found, tmp_path / "encoding")
+        assert found.seen is not None
         return [rows.all() for rows in (found.train, found.valid, found.test)], found.vocabulary(
             "item"
         )

@@ -35,7 +35,7 @@ KEYS = {
     *("format", "kind", "title", "created", "command", "versions", "machine", "settings"),
     *("task", "method", "model", "model_settings", "training", "seed", "rule", "fields"),
     *("trajectories", "history", "curve", "metrics", "known_metrics", "savings", "cuts", "notes"),
-    *("seconds", "findings", "undecided", "path", "certificate"),
+    *("seconds", "findings", "undecided", "path", "certificate", "rehearsal"),
 }  # fmt: skip
 FIELD_KEYS = {
     *("name", "width", "cost", "protected", "group", "kind", "sparsity", "missing", "bytes"),
@@ -225,6 +225,7 @@ def test_a_saved_result_scores_the_original_rows_as_the_record_reports(decision,
         "layout.json",
         "metrics.json",
         "history.jsonl",
+        "full",
         "report.json",
     }
     assert {path.name for path in tmp_path.iterdir()} == expected

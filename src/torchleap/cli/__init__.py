@@ -42,11 +42,12 @@ HELP = {  # of the groups; a command's own help is its docstring, also that of a
 
 def commands() -> Commands:
     """Return all commands by name; the one named "" is that of its group."""
-    from . import bench, data, doctor, results, select
+    from . import bench, check, data, doctor, results, select
 
     return {
         "demo": select.demo,
         "select": select.select,
+        "check": check.check,
         "report": results.report,
         "predict": results.predict,
         "export": results.export,
@@ -143,7 +144,10 @@ def _global_options(
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line and return the exit code: 2 for bad input, 130 after Ctrl-C."""
+    """Run the command line and return the exit code.
+
+    It is 2 for bad input, 3 where `check` does not certify, and 130 after Ctrl-C.
+    """
     words = list(sys.argv[1:] if arguments is None else arguments)
     if _MISSING:
         sys.stderr.write(missing(_MISSING, "cli", "The command line") + "\n")

@@ -19,6 +19,7 @@ RESULTS = (
     "selection.json",
     "model",
     "encoding",
+    "full",
     "layout.json",
     "metrics.json",
     "history.jsonl",

@@ -45,6 +45,12 @@ Epochs = Annotated[
 ]
 Seeds = Annotated[int, typer.Option(min=1, help="The number of seeds of each training.")]
 Force = Annotated[bool, typer.Option("--force", help="Overwrite an existing file.")]
+Ab = Annotated[
+    bool,
+    typer.Option(
+        "--ab", help="Also say how large an online A/B test for the same margin has to be."
+    ),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
@@ -277,6 +283,13 @@ class ResultOptions(Options):
         ),
     ] = False
     force: Annotated[bool, typer.Option("--force", help="Replace existing results.")] = False
+    no_full: Annotated[
+        bool,
+        typer.Option(
+            "--no-full", help="Do not keep the full model, which torchleap check compares with."
+        ),
+    ] = False
+    ab: Ab = False
     json: Json = False
 
 

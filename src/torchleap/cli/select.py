@@ -60,6 +60,7 @@ def select(
     started = time.time() - CLOCK
     task, findings = _read(context, file, reading, prices, csv, search.seed)
     settings["training"] = _suited(settings["training"], task, search.batch)
+    settings["ab"] = results.ab
     about = {"findings": findings, "source": file, "command": command_line(context)}
     from ..distributed import ranks
 
@@ -69,7 +70,7 @@ def select(
             decision = _decide(task, results, watch, **settings, **about)
         with ranks.first_before_others():
             if ranks.is_first():
-                _write(decision, results.out)
+                _write(decision, results.out, full=not results.no_full)
                 _forget_if_decided(decision, results.out)
                 limit = search.time_limit
                 show_summary(context, decision, results.out, json=results.json, time_limit=limit)
@@ -148,12 +149,18 @@ def _forget_if_decided(decision: Decision, out: Path) -> None:
         forget(out / STATE)
 
 
-def _write(decision: Decision, out: Path) -> None:
-    """Write the results with the report."""
+def _write(decision: Decision, out: Path, *, full: bool = True) -> None:
+    """Write the results with the report.
+
+    Args:
+        decision: The decision.
+        out: The folder for the results.
+        full: Whether the full model is kept.
+    """
     from ..report import Report
 
     report = Report(decision.record)
-    decision.save(out, also=lambda made: report.write(made / "report.html"))
+    decision.save(out, also=lambda made: report.write(made / "report.html"), full=full)
 
 
 def demo(

@@ -32,6 +32,8 @@ def json_of(decision: Decision, out: Path) -> dict[str, Any]:
     }
     for key in ("rule", "metrics", "savings", "seconds", "findings", "undecided", "certificate"):
         found[key] = record[key]
+    if record["rehearsal"] is not None:
+        found["rehearsal"] = record["rehearsal"]
     return {**found, "out": str(out)}
 
 
@@ -65,6 +67,10 @@ def show_summary(
     leaks = [one for one in record["findings"] if one["kind"] == "leak"]
     show_findings(leaks, str(record["task"]["source"]))
     _show_evidence(record, decision.selection, time_limit)
+    if record["rehearsal"] is not None:
+        from ..evidence.rehearsal import Rehearsal
+
+        show(str(Rehearsal.from_json(record["rehearsal"])))
     close = close_calls(record)
     if close and not record["undecided"]:
         show(f"Close calls: {close}.")

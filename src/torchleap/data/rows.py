@@ -17,6 +17,7 @@ from .batches import Batch, Batches, Ranges
 if TYPE_CHECKING:
     from .task import Task
 
+CONTENTS = "rows.bin"
 PARTS = ("train", "valid", "test")  # in the order in which their rows lie in a file
 
 
@@ -94,6 +95,17 @@ class Rows:
         if not self.task.roles["group"]:
             return None
         return torch.from_numpy(np.array(self._map("group.bin", np.int32, 1)[:, 0]))
+
+    @property
+    def contents(self) -> NDArray[np.uint64] | None:
+        """A hash of the values of each row before they were encoded, (rows,).
+
+        None for data that an earlier version encoded.
+        """
+        if CONTENTS not in self.task.files:
+            return None
+        found: NDArray[np.uint64] = np.array(self._map(CONTENTS, np.uint64, 1)[:, 0])
+        return found
 
     def read(self, ranges: Ranges | list[list[int]]) -> Batch:
         """Read the rows of some ranges (start, stop) from disk, one range after the other."""

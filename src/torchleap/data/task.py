@@ -18,6 +18,9 @@ from .checksums import verify
 from .columns import TaskColumn
 from .manifest import DEFAULT_OBJECTIVE, Manifest
 from .rows import PARTS, Rows
+from .sketch import Sketch
+
+REMEMBERED = 1 << 14  # hashes of the train and valid rows of a task
 
 __all__ = ["Batch", "Batches", "Rows", "Task", "TaskColumn"]
 
@@ -116,6 +119,16 @@ class Task:
         if self.objective.name != DEFAULT_OBJECTIVE:
             content["objective"] = self.objective.name
         return key_of(content)
+
+    @cached_property
+    def seen(self) -> Sketch | None:
+        """A sample of the contents of the train and valid rows, which a model has seen.
+
+        None for data that an earlier version encoded.
+        """
+        contents = (self.train.contents, self.valid.contents)
+        known = [one for one in contents if one is not None]
+        return Sketch.of(known, REMEMBERED) if len(known) == len(contents) else None
 
     def only(self, names: Iterable[str] | Selection) -> "Task":
         """Return the same task with fewer input columns; nothing is read or encoded again."""

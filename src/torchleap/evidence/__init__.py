@@ -3,5 +3,14 @@
 from .certificate import Certificate, Verdict
 from .certify import certify
 from .change import Change, change_of
+from .rehearsal import Rehearsal, rehearse
 
-__all__ = ["Certificate", "Change", "Verdict", "certify", "change_of"]
+__all__ = [
+    "Certificate",
+    "Change",
+    "Rehearsal",
+    "Verdict",
+    "certify",
+    "change_of",
+    "rehearse",
+]

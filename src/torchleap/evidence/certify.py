@@ -10,6 +10,7 @@ from .._common.errors import DataError, MetricError, TorchleapError
 from ..data.task import Rows, Task
 from ..objectives import Metric, Predictions
 from ..training.evaluate import predict
+from ..training.trained_on import refuse_same_part, refuse_seen
 from .certificate import Certificate, Evidence, certificate_of
 from .change import change_of, mean_change
 
@@ -56,6 +57,7 @@ def certify(
     chosen.check_group(rows.group)
     pairs = _pairs(full, small)
     check_comparable(rows)
+    check_untouched(rows, pairs)
     fraction = margin if relative else 0.0
     changes = []
     for one, other in pairs:
@@ -111,6 +113,19 @@ def check_comparable(rows: Rows) -> None:
             f"Expected at least two groups among the {rows.part} rows, to see how groups differ, "
             "but found one. Give rows of more groups, or read the data without group=."
         )
+
+
+def check_untouched(rows: Rows, pairs: Sequence[tuple[nn.Module, nn.Module]]) -> None:
+    """Raise a DataError if a model was trained on the rows that are to certify it.
+
+    Args:
+        rows: The test rows.
+        pairs: The full and the smaller model of each training.
+    """
+    refuse_same_part(rows)
+    for full, small in pairs:
+        refuse_seen(full, rows, "full")
+        refuse_seen(small, rows, "smaller")
 
 
 def _pairs(

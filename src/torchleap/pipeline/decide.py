@@ -5,6 +5,7 @@ prune and fine-tune, compare; `_run` reads like that list.
 """
 
 import os
+import shutil
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -22,6 +23,8 @@ from ..data.task import Task
 from ..distributed import ranks
 from ..evidence import Certificate, certify
 from ..evidence.blocked import blocked_by
+from ..evidence.certify import predictions, unit_of
+from ..evidence.rehearsal import costs_saved, rehearse
 from ..evidence.typical_training import typical_training
 from ..export import Saved
 from ..methods import Method
@@ -46,6 +49,7 @@ from .evidence import (
     timed_rows,
     trajectories,
 )
+from .full import Compared, save_full
 from .job import Job, without_rule
 from .record import (
     CertificateRecord,
@@ -59,6 +63,7 @@ from .record import (
 )
 from .retrain import seeded, trained
 from .search import SearchResult, search
+from .serve import FULL as FULL_MODEL
 from .serve import LAYOUT, MODEL, refuse_others, save_served
 
 OF_HOOKS = ("gate_", "fall_std_")  # entries of the history that have one value per field
@@ -76,6 +81,7 @@ class Decision:
         task: The task that was decided on.
         certificate: Whether the smaller model may replace the full one; None where no field is
             dropped.
+        full: The model of all fields that the pruned one was compared with; None if not kept.
     """
 
     selection: Selection
@@ -83,42 +89,55 @@ class Decision:
     record: dict[str, Any] = field(repr=False)
     task: Task = field(repr=False)
     certificate: Certificate | None = field(repr=False, default=None)
+    full: nn.Module | None = field(repr=False, default=None)
 
     def save(
-        self, folder: str | os.PathLike[str], also: Callable[[Path], None] = lambda made: None
+        self,
+        folder: str | os.PathLike[str],
+        also: Callable[[Path], None] = lambda made: None,
+        *,
+        full: bool = True,
     ) -> Saved:
         """Write the result to a folder, all files or none.
 
         It warns if the model in it cannot be loaded without its code.
 
-        The files are selection.json, model/, encoding/, layout.json, metrics.json, history.jsonl
-        and report.json.
+        The files are selection.json, model/, encoding/, full/, layout.json, metrics.json,
+        history.jsonl and report.json.
 
         Args:
             folder: The folder, which is made if it does not exist; its other files stay.
             also: Writes more files to the folder that it is called with, which are put in place
                 together with the others; by default there are none.
+            full: Whether the model of all fields is kept, which `Served.check` compares with.
 
         Returns:
             Whether the model can be loaded without its code, and what is in the way.
         """
         refuse_others(Path(folder))
         with replace_together(folder, last=LAYOUT) as made:
-            saved = replace(self._write(made), path=Path(folder) / MODEL)
+            saved = replace(self._write(made, full), path=Path(folder) / MODEL)
             also(made)
+        if not full:
+            shutil.rmtree(Path(folder) / FULL_MODEL, ignore_errors=True)  # of a result before
         if not saved.loads_without_code:
             warnings.warn(str(saved), stacklevel=2)
         return saved
 
-    def _write(self, folder: Path) -> Saved:
+    def _write(self, folder: Path, full: bool) -> Saved:
         metrics = self.record["metrics"]
         by_name = {}
         for part in ("before", "after"):
             for name, value in metrics[part].items():
                 by_name[f"{part}_{name}"] = value
         self.selection.save(folder / "selection.json")
-        saved = save_served(self.model, self.task, self.selection, folder, by_name)
         certificate = self.record["certificate"]
+        digest = None
+        if full and self.full is not None:
+            saved_costs = costs_saved(self.task.costs, self.selection.dropped)
+            compared = Compared.of(self.task, certificate or {}, saved_costs)
+            digest = save_full(self.full, self.task, compared, folder / FULL_MODEL)
+        saved = save_served(self.model, self.task, self.selection, folder, by_name, digest)
         write_json(folder / "metrics.json", {**metrics, "certificate": certificate}, indent=1)
         with replace_file(folder / "history.jsonl") as path:
             path.write_text("".join(map(as_json, self.record["history"])), encoding="utf-8")
@@ -150,6 +169,7 @@ def decide(
     findings: Sequence[Mapping[str, Any]] | None = None,
     source: str | None = None,
     command: str | None = None,
+    ab: bool = False,
 ) -> Decision:
     """Score the fields, drop some by a rule, prune and fine-tune the model, and compare it.
 
@@ -194,6 +214,7 @@ def decide(
             leak of the label, forbid the word "safe". None inspects the train rows of the task.
         source: The file of the data, or other words for it, for the report.
         command: The command line that decides the same again, for the report.
+        ab: Whether to record how large an online A/B test for the same margin has to be.
     """
     given = None
     limits = Limits(
@@ -221,15 +242,21 @@ def decide(
         findings = [asdict(one) for one in task_findings(task)]
     stages = _Stages(on_stage)
     outcome = _run(job, stages, findings)
-    about = _About(roles or {}, source, command)
+    about = _About(roles or {}, source, command, ab)
     record = _record(job, outcome, about, stages.seconds)
     ranks.barrier()
     # An open decision may be followed by another rule, which needs no training.
     done = outcome.undecided is None and not keep_checkpoint
     if job.folder is not None and done and ranks.is_first():
         forget(job.folder)
-    certificate = outcome.certificate
-    return Decision(outcome.selection, outcome.small, record.to_json(), task, certificate)
+    return Decision(
+        outcome.selection,
+        outcome.small,
+        record.to_json(),
+        task,
+        certificate=outcome.certificate,
+        full=outcome.full,
+    )
 
 
 class _Stages:
@@ -338,6 +365,23 @@ class _About:
     roles: Mapping[str, str]
     source: str | None
     command: str | None
+    ab: bool = False
+
+
+def _rehearsal(job: Job, outcome: _Outcome) -> dict[str, Any]:
+    """Return the size of an online test for the same margin, as plain JSON."""
+    rows = job.task.test
+    found = rehearse(
+        job.task.objective,
+        headline_of(job.task),
+        predictions(outcome.full, rows),
+        predictions(outcome.small, rows),
+        job.margin,
+        relative=job.relative,
+        unit=unit_of(job.task),
+        saved=costs_saved(job.task.costs, outcome.selection.dropped),
+    )
+    return found.to_json()
 
 
 def _record(
@@ -381,6 +425,7 @@ def _record(
         seconds=seconds,
         findings=[FindingRecord(**finding) for finding in outcome.findings],
         certificate=None if certificate is None else CertificateRecord.of(certificate),
+        rehearsal=_rehearsal(job, outcome) if about.ab else None,
     )
 
 

@@ -432,6 +432,8 @@ class SelectRecord(Record):
             which the others are masked; None for a method that has no path.
         certificate: Whether the smaller model may replace the full one; None where nothing is
             dropped, and in records of versions that made none.
+        rehearsal: The size of an online test, as `Rehearsal.to_json` returns it; None if it was
+            not asked for.
     """
 
     kind = "select"
@@ -457,6 +459,7 @@ class SelectRecord(Record):
     findings: Sequence[FindingRecord]
     path: PathRecord | None = None
     certificate: CertificateRecord | None = None
+    rehearsal: Mapping[str, Any] | None = None
 
 
 # ---- a benchmark ----

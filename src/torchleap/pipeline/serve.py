@@ -28,11 +28,14 @@ from ..selection import Selection
 if TYPE_CHECKING:
     from polars import DataFrame
 
+    from .check import Check
+
 LAYOUT = "layout.json"
 KINDS = ("ids", "numbers")
 LARGEST = 1 << 24  # slots that a row may have
 MODEL = "model"
 ENCODING = "encoding"
+FULL = "full"  # the folder with the full model, and the entry of the layout with its digest
 SCORE = "score"  # the column of the scores
 Layout = dict[str, dict[str, list[int]]]  # kind -> column -> [start, stop)
 Progress = Callable[[str, int, int], None]
@@ -50,7 +53,12 @@ OF_MODELS = (
 
 
 def save_served(
-    model: nn.Module, task: Task, selection: Selection, folder: Path, metrics: dict[str, float]
+    model: nn.Module,
+    task: Task,
+    selection: Selection,
+    folder: Path,
+    metrics: dict[str, float],
+    full: str | None = None,
 ) -> export.Saved:
     """Write a pruned model, the encoding of its columns, and the layout that binds them.
 
@@ -60,13 +68,14 @@ def save_served(
         selection: The fields that it keeps.
         folder: An existing folder.
         metrics: The metrics to save with the model, by name.
+        full: The digest of the full model beside it; None if there is none.
 
     Returns:
         Whether the model can be loaded without its code.
     """
     saved = save_silently(model, folder / MODEL, metrics)
     save_encoding(task, folder / ENCODING, only=selection)
-    content: dict[str, Any] = {"objective": task.objective.name}
+    content: dict[str, Any] = {"objective": task.objective.name, FULL: full}
     for kind in KINDS:
         slots = task.slots(ids=kind == "ids")
         content[kind] = {name: [place.start, place.stop] for name, place in slots.items()}
@@ -78,6 +87,7 @@ def refuse_others(folder: Path) -> None:
     """Refuse to replace folders that have the names of results, but are not results."""
     refuse_to_replace(folder / MODEL, export.MANIFEST, "a result", DataError)
     refuse_to_replace(folder / ENCODING, ENCODED, "a result", DataError)
+    refuse_to_replace(folder / FULL, export.MANIFEST, "a result", DataError)
 
 
 def _digest(folder: Path, content: dict[str, Any]) -> str:
@@ -100,12 +110,18 @@ class Served:
         encoding: The encoding of the kept columns.
         layout: The slots of each column of the task in the ids and numbers of a batch.
         objective: The objective that the model was trained for.
+        folder: The folder that it was loaded from; None if it was not loaded.
+        full: The digest of the full model in that folder; None if it was saved without it.
+        knows_full: Whether the result says so; earlier versions say nothing of a full model.
     """
 
     model: nn.Module
     encoding: Encoding
     layout: Layout
     objective: Objective = OBJECTIVES["binary"]
+    folder: Path | None = None
+    full: Any = None
+    knows_full: bool = False
 
     @classmethod
     def load(cls, folder: str | os.PathLike[str]) -> "Served":
@@ -121,7 +137,7 @@ class Served:
         layout = {kind: content[kind] for kind in KINDS}
         encoding = Encoding.load(place / ENCODING)
         model = export.load(place / MODEL)
-        problem = _problem(layout, encoding)
+        problem = layout_problem(layout, encoding)
         if problem:
             raise DataError(f"{path} is damaged: {problem}. Select again.")
         if _digest(place, content) != result:
@@ -130,7 +146,8 @@ class Served:
                 "were not written together. Select again."
             )
         objective = objective_named(content.get("objective", "binary"))  # earlier results have none
-        return cls(model, encoding, layout, objective)
+        full = content.get(FULL)
+        return cls(model, encoding, layout, objective, place, full, FULL in content)
 
     @torch.no_grad()
     def probabilities(
@@ -150,27 +167,10 @@ class Served:
         self.model.eval()
         batches = self.encoding.batches(data, separator=separator, names=names, progress=progress)
         for batch in batches:
-            outputs = self._outputs(batch).double()  # float32 rounds different rows to one value
+            outputs = raw_outputs(
+                self.model, self.inputs(batch)
+            ).double()  # float32 rounds different rows to one value
             yield self.objective.link(outputs)
-
-    def _outputs(self, batch: Batch) -> Tensor:
-        """Call the model; since it comes from a file, it need not be one that scores rows."""
-        try:
-            found = self.model(*self.inputs(batch))
-        except TorchleapError:
-            raise
-        except OF_MODELS as error:
-            reason = f"{type(error).__name__}: {first_line(error)}"
-            raise DataError(
-                f"The model of this result cannot score rows ({reason:.200}). Select again."
-            ) from error
-        is_floats = isinstance(found, Tensor) and found.is_floating_point()
-        if not is_floats or tuple(found.shape) != (len(batch),):
-            raise DataError(
-                "The model of this result does not return one number per row. Select again."
-            )
-        outputs: Tensor = found
-        return outputs
 
     def scored(
         self,
@@ -199,6 +199,38 @@ class Served:
             return scores.to_frame()
         return polars.concat(source.blocks(wanted)).with_columns(scores)
 
+    def check(
+        self,
+        data: Any,
+        *,
+        margin: float | None = None,
+        relative: bool = False,
+        ab: bool = False,
+        separator: str | None = None,
+        names: Sequence[str] | None = None,
+        progress: Progress | None = None,
+    ) -> "Check":
+        """Compare the model with the full one on new labelled rows: is it still safe?
+
+        The arguments are those of `torchleap.pipeline.check.check`.
+
+        >>> found = tl.Served.load("result").check("new.parquet")  # doctest: +SKIP
+        >>> found.certificate.verdict  # doctest: +SKIP
+        'safe'
+        """
+        from .check import check
+
+        return check(
+            self,
+            data,
+            margin=margin,
+            relative=relative,
+            ab=ab,
+            separator=separator,
+            names=names,
+            progress=progress,
+        )
+
     def inputs(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """Return a batch of the kept columns as the model takes it, with 0 for dropped columns."""
         return self._spread(batch.ids, "ids"), self._spread(batch.numbers, "numbers")
@@ -213,6 +245,31 @@ class Served:
             return spread
         kept = torch.cat([torch.arange(*slots[name]) for name in columns])
         return spread.index_copy_(1, kept, given)
+
+
+def raw_outputs(model: nn.Module, inputs: tuple[Tensor, Tensor]) -> Tensor:
+    """Return the outputs of a model; since it comes from a file, it need not be one of rows.
+
+    Args:
+        model: The model.
+        inputs: The ids and the numbers of some rows.
+    """
+    try:
+        found = model(*inputs)
+    except TorchleapError:
+        raise
+    except OF_MODELS as error:
+        reason = f"{type(error).__name__}: {first_line(error)}"
+        raise DataError(
+            f"The model of this result cannot score rows ({reason:.200}). Select again."
+        ) from error
+    is_floats = isinstance(found, Tensor) and found.is_floating_point()
+    if not is_floats or tuple(found.shape) != (len(inputs[0]),):
+        raise DataError(
+            "The model of this result does not return one number per row. Select again."
+        )
+    outputs: Tensor = found
+    return outputs
 
 
 def _check_ids(ids: Sequence[str], known: Sequence[str]) -> None:
@@ -252,10 +309,15 @@ def _slot(value: Any) -> int:
     return int(value)
 
 
-def _problem(layout: Layout, encoding: Encoding) -> str:
+def layout_problem(layout: Layout, encoding: Encoding, *, complete: bool = False) -> str:
     """Return what is wrong with a layout, "" if nothing is.
 
     Columns lie side by side, and those of the encoding are among them.
+
+    Args:
+        layout: The layout.
+        encoding: The encoding.
+        complete: Whether all columns of the layout have to be in the encoding, in its order.
     """
     for kind, slots in layout.items():
         end = 0
@@ -268,4 +330,16 @@ def _problem(layout: Layout, encoding: Encoding) -> str:
         start, stop = layout[kind].get(column.name, (0, 0))
         if stop - start != column.slots:
             return f"{column.name!r} needs {column.slots} slots, but has {stop - start}"
+    if complete and not _is_in_order(layout, encoding):
+        return "its columns are not those of the layout, in their order"
     return ""
+
+
+def _is_in_order(layout: Layout, encoding: Encoding) -> bool:
+    """Return whether an encoding has exactly the columns of a layout, in the order of slots."""
+    for kind, slots in layout.items():
+        expected = sorted(slots, key=lambda name: slots[name])
+        found = [column.name for column in encoding.columns if column.is_ids == (kind == "ids")]
+        if found != expected:
+            return False
+    return True

@@ -26,6 +26,7 @@ from .loop import Loop, Signals
 from .settings import Training, TrainingError
 from .states import check_format, differences, restore_rng, restoring
 from .step import optimizers_for
+from .trained_on import note_training
 
 __all__ = [
     "Hook",
@@ -85,6 +86,7 @@ def fit(
         run = _Loop(model, task, training, hooks, optimizers, path).train()
         model.load_state_dict(run.best)
         model.eval()
+        note_training(model, task)
         ranks.barrier()  # a rank may still have to read the checkpoint
     if path is not None and not keep_checkpoint and ranks.is_first():
         path.unlink(missing_ok=True)

@@ -19,8 +19,9 @@ import torch
 from ..._common.errors import DataError
 from ..columns import Column
 from ..manifest import Manifest
-from ..rows import PARTS
+from ..rows import CONTENTS, PARTS
 from . import splits
+from .contents import Contents
 from .encoders import Array, Categories, Encoder, is_plain, stable_hash
 from .encoders.label import Label, LabelRule
 from .encoders.times import Times
@@ -61,7 +62,10 @@ class Learner:
         codes = self._split(rows, by_role)
         parts = Parts(codes)
         self._check_label(by_role["label"], codes)
-        columns = self._learn_columns(inputs, parts, folder)
+        contents = Contents(sum(rows))
+        contents.add(by_role["label"])
+        columns = self._learn_columns(inputs, parts, contents, folder)
+        parts.write(contents.chunks(), folder / CONTENTS)
         for role, raw in by_role.items():
             if role != "time":
                 parts.write(raw.chunks(), folder / f"{role}.bin")
@@ -161,13 +165,14 @@ class Learner:
             )
 
     def _learn_columns(
-        self, raws: Sequence[Raw], parts: "Parts", folder: Path
+        self, raws: Sequence[Raw], parts: "Parts", contents: Contents, folder: Path
     ) -> list[dict[str, Any]]:
         """Learn and write all input columns, several at a time, and return their records."""
         done = itertools.count(1)
         self.progress("encoding", 0, len(raws))
 
         def learn(number: int) -> dict[str, Any]:
+            contents.add(raws[number])
             record = _learn_column(raws[number], parts, folder, number)
             self.progress("encoding", next(done), len(raws))
             return record
