@@ -386,7 +386,7 @@ def refused(capsys, *words):
         (
             ["--share", "0.5", "--dims", "3"],
             "Expected one of --threshold, --share, --dims, --budget, --worth, --tolerance, "
-            "but found --share and --dims",
+            "--fdr, but found --share and --dims",
         ),
         (
             ["--tolerance", "1se", "--worth", "1e-4"],
@@ -395,6 +395,7 @@ def refused(capsys, *words):
         (["--tolerance", "-1"], "--tolerance must be at least 0, but is -1.0."),
         (["--tolerance", "x"], "--tolerance must be a number or '1se', but is 'x'."),
         (["--tolerance", "nan"], "--tolerance must be a number, but is nan."),
+        (["--fdr", "1"], "--fdr must lie between 0 and 1, but is 1.0."),
         (["--worth", "-1"], "--worth must be at least 0, but is -1.0."),
         (["--worth", "much"], "Invalid value for '--worth'"),
         (["--price-by", "bytes"], "--price-by must be one of field, dims, cost, but is 'bytes'."),

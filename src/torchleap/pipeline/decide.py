@@ -45,6 +45,7 @@ from .job import Job, without_rule
 from .record import (
     CurveRecord,
     CutRecord,
+    DecoysRecord,
     FindingRecord,
     MetricsRecord,
     PathRecord,
@@ -128,6 +129,7 @@ def decide(
     cost: float | None = None,
     worth: float | None = None,
     tolerance: float | str | None = None,
+    fdr: float | None = None,
     seed: int = 0,
     time_limit: float | None = None,
     callbacks: Sequence[Hook] = (),
@@ -165,6 +167,9 @@ def decide(
         tolerance: Keep the fewest fields whose validation metric is within this of the best on
             the path; "1se" is one standard error. Permutation, SHARK and SFS then have a path by
             masking, see `search`.
+        fdr: Keep as many fields as possible, of which at most this share is useless on average.
+            The search then has decoys, which its models read, so that the model of all fields is
+            pruned; see `search`.
         seed: The seed of all random choices.
         time_limit: About how many seconds everything may take: each stage then ends with the best
             that it has. None sets no limit.
@@ -180,7 +185,13 @@ def decide(
     """
     given = None
     limits = Limits(
-        threshold=threshold, share=share, dims=dims, cost=cost, worth=worth, tolerance=tolerance
+        threshold=threshold,
+        share=share,
+        dims=dims,
+        cost=cost,
+        worth=worth,
+        tolerance=tolerance,
+        fdr=fdr,
     )
     if any(limit is not None for limit in limits.values()):
         given = Rule.of(**limits)
@@ -275,8 +286,9 @@ def _train_and_search(job: Job, stages: _Stages) -> tuple[nn.Module, Run | None,
         return found.plain, found.run, found
     with stages("training with all fields"):
         full = retrain(job.task, model=job.backbone, **job.training_of(0.3, FULL))
+    settings |= {"path": job.masks_fields, "fdr": job.fdr}
     with stages("searching"):
-        found = search(job.task, **settings, path=job.masks_fields, **job.training_of(0.5, SEARCH))
+        found = search(job.task, **settings, **job.training_of(0.5, SEARCH))
     trained = found.run if job.trains_gates else full.run
     return full.model, trained, found
 
@@ -319,6 +331,7 @@ def _record(
             worth={} if path is None else path.worth,
         ),
         path=None if path is None or not path.points else PathRecord.of(path),
+        decoys=DecoysRecord.of(selection, path),
         trajectories=trajectories(outcome.found.history, selection.fields),
         history=[_without_gates(entry) for entry in outcome.found.history],
         curve=outcome.curve,

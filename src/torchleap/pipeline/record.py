@@ -19,9 +19,12 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 from .._common.checks import Check, is_number, is_whole
 from .._common.plain import plain
 from .._common.text import plural
+from ..selection import rank
+from ..selection.rule import FalseDiscoveries
 
 if TYPE_CHECKING:
     from ..objectives import Metric
+    from ..selection import Selection
     from ..selection.path import Path
 
 FORMAT = 1
@@ -273,6 +276,37 @@ class PathRecord:
         )
 
 
+@dataclass(frozen=True, kw_only=True)
+class DecoysRecord:
+    """The decoys that fields have competed with: useless copies of them.
+
+    Attributes:
+        per_field: The decoys of each field.
+        estimate: The estimated share of useless fields among the kept ones.
+        mean_worth: The mean worth of the decoys in nats, the zero of the worth scale; None for a
+            method that does not measure it.
+        high_worth: The 95 % quantile of their worth: less cannot be told from useless.
+    """
+
+    per_field: int
+    estimate: float
+    mean_worth: float | None
+    high_worth: float | None
+
+    @classmethod
+    def of(cls, selection: "Selection", path: "Path | None") -> "DecoysRecord | None":
+        """Return the record of a selection by the rule `fdr`; None for other rules."""
+        if path is None or path.decoys is None or not isinstance(selection.rule, FalseDiscoveries):
+            return None
+        groups = rank(selection.fields, selection.scores, path.together)
+        return cls(
+            per_field=path.decoys.per_field,
+            estimate=selection.rule.discoveries(groups, path).estimate,
+            mean_worth=path.decoys.mean_worth,
+            high_worth=path.decoys.high_worth,
+        )
+
+
 @dataclass(frozen=True)
 class DifferenceRecord:
     """The change of one metric on test rows, after minus before, with its 95 % interval."""
@@ -366,6 +400,7 @@ class SelectRecord(Record):
         findings: Problems of the data.
         path: The metric at each number of fields, of a model that adapted to these fields or in
             which the others are masked; None for a method that has no path.
+        decoys: The decoys that the fields have competed with; None for another rule than `fdr`.
     """
 
     kind = "select"
@@ -390,6 +425,7 @@ class SelectRecord(Record):
     seconds: Mapping[str, float]
     findings: Sequence[FindingRecord]
     path: PathRecord | None = None
+    decoys: DecoysRecord | None = None
 
 
 # ---- a benchmark ----
