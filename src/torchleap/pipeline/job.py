@@ -162,7 +162,7 @@ class Job:
         everything = found.select(share=1.0)
         wanted = self.rule
         settings = {**without_rule(everything), **wanted.to_json()}
-        return replace(everything, settings=settings, rule=wanted), reason
+        return replace(everything, settings=settings, rule=wanted, kept_in=(), replicas=0), reason
 
     def _reason_to_keep_all(self, found: SearchResult) -> str | None:
         """Return why nothing can be decided: too few rows, or no score at the threshold."""

@@ -157,6 +157,8 @@ class FieldRecord:
             for a method that does not measure it.
         worth_low: The lower end of its 95 % interval.
         worth_high: The upper end.
+        kept_in: In how many replicas of the search it is kept; None without replicas.
+        replicas: The number of replicas.
     """
 
     name: str
@@ -177,6 +179,8 @@ class FieldRecord:
     worth: float | None = None
     worth_low: float | None = None
     worth_high: float | None = None
+    kept_in: int | None = None
+    replicas: int | None = None
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, is_dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,9 @@ from .._common.files import make_folder, write_atomically
 from ..data.task import Task
 from ..distributed import ranks
 from ..evidence.decoys import MOST, Decoys, suited_decoys
+from ..evidence.stability import Stability, stability
 from ..fields import Fields
-from ..methods import METHODS, LeAPMethod, Method, Scores, Search, Snapshot
+from ..methods import METHODS, LeAPMethod, Method, Replica, Scores, Search, Snapshot
 from ..methods import named as method_named
 from ..methods.masking import masked_path, refuse_unmaskable
 from ..models import Backbone
@@ -29,6 +31,7 @@ from ..selection.rule import ONE_ERROR, FalseDiscoveries, Tolerance
 from ..training.fit import Hook, Run, Training, TrainingError
 from .retrain import seeded
 
+REPLICAS = 8
 NOTE = "search.txt"  # holds the method that the checkpoints of a search belong to
 
 
@@ -52,6 +55,8 @@ class SearchResult:
         plain: The model of all fields that the method trained first; None if it trained none.
         snapshots: The weights of `model` at some points of the path.
         fdr: The rate of false discoveries that the search had decoys for; None without.
+        replicas: What the search would have found on other draws of its rows; empty for methods
+            other than "leap".
     """
 
     fields: Fields
@@ -66,6 +71,7 @@ class SearchResult:
     plain: nn.Module | None = field(repr=False, default=None)
     snapshots: Sequence[Snapshot] = field(repr=False, default=())
     fdr: float | None = None
+    replicas: Sequence[Replica] = field(repr=False, default=())
 
     @property
     def worth(self) -> Mapping[str, Worth]:
@@ -128,6 +134,29 @@ class SearchResult:
 
     def select_by(self, rule: Rule) -> Selection:
         """Return the fields to keep by a rule."""
+        selection = self._select(self.scores, self.path, rule)
+        if not self.replicas:
+            return selection
+        found = self.stability(rule)
+        kept_in = tuple(found.kept_in[name] for name in self.fields.names)
+        return replace(selection, kept_in=kept_in, replicas=found.replicas)
+
+    def stability(self, rule: Rule | None = None) -> Stability:
+        """Return in how many replicas of the search each field is kept.
+
+        Args:
+            rule: The rule; None is that of `select()`.
+        """
+        if not self.replicas:
+            raise SelectionError(
+                f"Expected a search with replicas, but {type(self.method).__name__} made none. "
+                "Search with method='leap' and replicas= above 0."
+            )
+        chosen = rule or self.default_rule
+        selections = [partial(self._select, one.scores, one.path, chosen) for one in self.replicas]
+        return stability(self.fields, selections)
+
+    def _select(self, scores: Scores, path: FieldPath | None, rule: Rule) -> Selection:
         kind = type(self.method)
         names = {known: name for name, known in METHODS.items()}
         settings: dict[str, Any] = {}
@@ -135,9 +164,9 @@ class SearchResult:
             settings = asdict(self.method)
         return select(
             self.fields,
-            self.scores,
+            scores,
             rule,
-            path=self.path,
+            path=path,
             method=names.get(kind, kind.__name__),
             settings=settings,
         )
@@ -153,6 +182,7 @@ def search(
     path: bool = False,
     fdr: float | None = None,
     decoys: int | None = None,
+    replicas: int = REPLICAS,
     callbacks: Sequence[Hook] = (),
     checkpoint: str | os.PathLike[str] | None = None,
     keep_checkpoint: bool = False,
@@ -177,12 +207,15 @@ def search(
             fields or more; the result has no model, since that reads decoys.
         decoys: The number of decoys of each field, up to 5; None is as many as `fdr` needs, which
             is one if there are many fields.
+        replicas: On how many other draws of the validation rows "leap" repeats its measurements,
+            without training again, so that `result.stability()` says how often a field is kept.
         callbacks: Hooks that watch the training, as in `torchleap.callbacks`.
         checkpoint: A folder to save the training to and, if it exists, to resume from; it is
             removed at the end. None saves nothing.
         keep_checkpoint: Keep that folder: the same call then loads the finished search.
     """
     started = time.monotonic()
+    check_arguments(replicas=whole(replicas, at_least=0, at_most=1000))
     chosen = method_named(method)
     if path and not isinstance(chosen, LeAPMethod):
         refuse_unmaskable(chosen)
@@ -194,6 +227,7 @@ def search(
         seed,
         callbacks,
         checkpoints=None if checkpoint is None else Path(checkpoint),
+        draws=replicas,
     )
     with _folder_for(chosen, work, keep=keep_checkpoint):
         scores = chosen.score(work)
@@ -212,6 +246,7 @@ def search(
         plain=work.plain,
         snapshots=work.snapshots,
         fdr=fdr,
+        replicas=tuple(work.replicas),
     )
     return found if rivals is None else _without_decoys(found, rivals)
 
@@ -238,6 +273,10 @@ def _decoys_for(task: Task, fdr: float | None, decoys: int | None, seed: int) ->
 def _without_decoys(found: SearchResult, rivals: Decoys) -> SearchResult:
     """Return the result for the fields alone; models that read decoys are left out."""
     metric = rivals.task.objective.headline(rivals.task.roles.get("group"))
+    replicas = []
+    for one in found.replicas:
+        path = rivals.path_of_fields(one.path, one.scores, metric.name)
+        replicas.append(Replica(rivals.scores_of_fields(one.scores), path))
     return replace(
         found,
         scores=rivals.scores_of_fields(found.scores),
@@ -247,6 +286,7 @@ def _without_decoys(found: SearchResult, rivals: Decoys) -> SearchResult:
         run=None,
         plain=None,
         snapshots=(),
+        replicas=tuple(replicas),
     )
 
 
