@@ -7,10 +7,6 @@ useful fields, pairs, noise of the same widths, noisy copies and constants. A ke
 the label does not depend on it; a copy of a useful field is not. "false" is the share of false ones
 among the kept fields (0 where nothing can be kept), whose mean over the runs should be at most the
 rate. "power" is the share of useful fields that are kept, where a copy stands for its original.
-
-With --stability it also counts, over pairs of searches with different seeds in the first worlds,
-how often the fields that were kept in all, in some and in none of the replicas of the first search
-are kept by the second one.
 """
 
 import argparse

@@ -40,7 +40,7 @@ KEYS = {
 FIELD_KEYS = {
     *("name", "width", "cost", "protected", "group", "kind", "sparsity", "missing", "bytes"),
     *("divergence", "price", "score", "kept", "role", "ids"),
-    *("worth", "worth_low", "worth_high"),
+    *("worth", "worth_low", "worth_high", "kept_in", "replicas"),
 }
 
 
@@ -535,7 +535,7 @@ class Stop(Hook):
     [
         (
             {"share": 0.5, "dims": 3},
-            "Expected one of threshold, .*, worth and tolerance, but found share and dims",
+            "Expected one of threshold, .*, tolerance and fdr, but found share and dims",
         ),
         ({"share": 1.5}, "share must lie above 0 and not above 1"),
         ({"share": 0.1}, "share=0.1 leaves no field at all. Give at least 0.25"),

@@ -29,9 +29,9 @@ class Stability:
     """In how many replicas of a search each field is kept; prints as a table.
 
     >>> print(Stability({"age": 8, "zip": 3}, 8))
-    field    kept in
-    age       8 of 8
-    zip       3 of 8
+    field  kept in
+    age     8 of 8
+    zip     3 of 8
 
     Attributes:
         kept_in: The number of replicas by field, in field order.
