@@ -298,6 +298,18 @@ def test_leap_has_rules_of_its_path(place, tmp_path, capsys, more, rule, words):
     assert "user" in selection.dropped
 
 
+def test_a_rate_of_false_discoveries_leaves_no_decoy_in_the_folder(place, tmp_path, capsys):
+    out = tmp_path / "out"
+    command = ["select", str(place / "clicks.parquet"), *FAST, "--fdr", "0.4", "--quiet"]
+    assert cli.main([*command, "--out", str(out)]) == 0
+    record = json.loads((out / "report.json").read_text())
+    assert record["rule"] == {"fdr": 0.4}
+    assert record["decoys"]["per_field"] == 3
+    assert len(record["fields"]) == 4
+    for name in ("selection.json", "layout.json", "report.json"):
+        assert "(decoy" not in (out / name).read_text()
+
+
 def test_a_tolerance_masks_fields_for_another_method(place, tmp_path, capsys):
     out = tmp_path / "out"
     command = ["select", str(place / "clicks.parquet"), *FAST, "--method", "permutation"]

@@ -25,7 +25,7 @@ from torchleap.training import finetune
 from torchleap.training.fit import Hook, Training, TrainingError, evaluate
 
 from ..training.test_fit import KINDS, clicks
-from .test_search import KilledError
+from .test_search import KillAt, KilledError
 
 TRAINING = Training(batch=96, epochs=4, patience=4, lr=1e-2, checkpoint_steps=5)
 GATES = LeAPMethod(optimism=0.0)  # in 80 steps nothing is memorised
@@ -678,3 +678,16 @@ def test_weird_names_survive(tmp_path):
         found.record["metrics"]["after"]["auc"]
     )
     assert set(found.record["trajectories"]["gates"]) == set(names.values())
+
+
+def test_a_decision_by_decoys_resumes_and_refuses_a_search_without_them(task, tmp_path):
+    settings = {"model": "mlp", "method": GATES, "training": TRAINING}
+    undisturbed = decide(task, fdr=0.4, **settings)
+    with pytest.raises(KilledError):
+        decide(task, fdr=0.4, **settings, checkpoint=tmp_path, callbacks=[KillAt(100)])
+    assert is_saved(tmp_path)
+    with pytest.raises(TrainingError, match=f"its decoys is {3}, not None"):
+        decide(task, share=0.5, **settings, checkpoint=tmp_path)
+    again = decide(task, fdr=0.4, **settings, checkpoint=tmp_path)
+    assert again.selection == undisturbed.selection
+    assert again.selection.kept_in == undisturbed.selection.kept_in
