@@ -3,9 +3,9 @@
     python benchmarks/stability.py --worlds 8 --others 4
 
 For each known-truth world of `decoys.py` one search makes 8 replicas, and other searches have
-other seeds, so that the order of rows, the initialisation and the split differ in chance alone. The
-fields of all worlds are grouped by how many replicas keep them; the table shows how often the other
-searches keep the fields of each group, and how often the search itself does.
+other seeds: another order of the rows and another initialisation, on the same split. The fields of
+all worlds are grouped by how many replicas keep them; the table shows how often the other searches
+keep the fields of each group, and how often the search itself does.
 
 "ratio" is the processor time of searches with replicas over that of the same ones without.
 """
