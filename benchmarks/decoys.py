@@ -44,9 +44,9 @@ class Outcome:
     power: float
 
 
-def world(seed: int) -> KnownTruth:
-    """Return a small world: 29 fields, 12 of them useful and 12 useless."""
-    return KnownTruth(widths=WIDTHS, pair_widths=(1,), active=0.05, seed=seed)
+def world(seed: int, widths: Sequence[int] = WIDTHS) -> KnownTruth:
+    """Return a small world; by default it has 29 fields, 12 of them useful and 12 useless."""
+    return KnownTruth(widths=tuple(widths), pair_widths=(1,), active=0.05, seed=seed)
 
 
 def outcome(kept: Sequence[str], truth: KnownTruth) -> Outcome:
@@ -82,7 +82,7 @@ def run(given: argparse.Namespace) -> dict[float, list[Outcome]]:
     """Return the outcomes of all runs by rate; each run prints a line."""
     found: dict[float, list[Outcome]] = {rate: [] for rate in given.rates}
     for seed in range(given.first, given.first + given.runs):
-        truth = world(seed)
+        truth = world(seed, given.widths)
         task = known_truth(truth, given.rows)
         result = tl.search(
             task,
@@ -126,6 +126,7 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=20, help="worlds")
     parser.add_argument("--first", type=int, default=0, help="the seed of the first world")
     parser.add_argument("--rows", type=int, default=12_000, help="rows of each world")
+    parser.add_argument("--widths", type=int, nargs="+", default=list(WIDTHS))
     parser.add_argument("--rates", type=float, nargs="+", default=[0.1, 0.2])
     parser.add_argument("--decoys", type=int, default=None, help="decoys of each field")
     parser.add_argument("--method", default="leap")
