@@ -44,7 +44,7 @@ def limits(**given):
 def test_each_rule_has_an_option(name):
     rule = RULES[name]
     assert limits().rule() is None
-    assert limits(**{parameter_of(rule): 1}).rule() == rule(1)
+    assert limits(**{parameter_of(rule): 0.5}).rule() == rule(0.5)
     shown = CliRunner().invoke(build_app(), ["select", "--help"]).stdout
     assert f"{rule.option} " in shown
     assert " ".join(rule.help.split()[:4]) in " ".join(shown.split())
@@ -81,6 +81,7 @@ def test_messages_about_a_rule_name_its_option():
         "cost": "budget",
         "worth": "worth",
         "tolerance": "tolerance",
+        "fdr": "fdr",
     }
 
 

@@ -312,6 +312,18 @@ def test_leap_has_rules_of_its_path(place, tmp_path, capsys, more, rule, words):
     assert "user" in selection.dropped
 
 
+def test_a_rate_of_false_discoveries_leaves_no_decoy_in_the_folder(place, tmp_path, capsys):
+    out = tmp_path / "out"
+    command = ["select", str(place / "clicks.parquet"), *FAST, "--fdr", "0.4", "--quiet"]
+    assert cli.main([*command, "--out", str(out)]) == 0
+    record = json.loads((out / "report.json").read_text())
+    assert record["rule"] == {"fdr": 0.4}
+    assert record["decoys"]["per_field"] == 3
+    assert len(record["fields"]) == 4
+    for name in ("selection.json", "layout.json", "report.json"):
+        assert "(decoy" not in (out / name).read_text()
+
+
 def test_a_tolerance_masks_fields_for_another_method(place, tmp_path, capsys):
     out = tmp_path / "out"
     command = ["select", str(place / "clicks.parquet"), *FAST, "--method", "permutation"]
@@ -400,7 +412,7 @@ def refused(capsys, *words):
         (
             ["--share", "0.5", "--dims", "3"],
             "Expected one of --threshold, --share, --dims, --budget, --worth, --tolerance, "
-            "but found --share and --dims",
+            "--fdr, but found --share and --dims",
         ),
         (
             ["--tolerance", "1se", "--worth", "1e-4"],
@@ -409,6 +421,7 @@ def refused(capsys, *words):
         (["--tolerance", "-1"], "--tolerance must be at least 0, but is -1.0."),
         (["--tolerance", "x"], "--tolerance must be a number or '1se', but is 'x'."),
         (["--tolerance", "nan"], "--tolerance must be a number, but is nan."),
+        (["--fdr", "1"], "--fdr must lie between 0 and 1, but is 1.0."),
         (["--worth", "-1"], "--worth must be at least 0, but is -1.0."),
         (["--worth", "much"], "Invalid value for '--worth'"),
         (["--price-by", "bytes"], "--price-by must be one of field, dims, cost, but is 'bytes'."),

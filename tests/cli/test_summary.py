@@ -29,6 +29,7 @@ def test_close_calls_are_those_of_gates_only():
             "Every smaller model on the path is worse than the best by more than 0.001.",
         ),
         ({"worth": 1e-4}, "Every unprotected field is worth at least 0.0001 nats."),
+        ({"fdr": 0.1}, "All fields are clearly better than their decoys."),
         ({"dims": 64}, "This rule leaves room for all of them."),
         ({"threshold": 0.5}, "No unprotected field scores low enough for this rule."),
     ],
@@ -52,6 +53,7 @@ def test_a_path_by_masking_is_said_to_be_without_adaptation(capsys):
     [
         (path_record(12), "whose AUC is at most one standard error worse than the best.\nKeep: "),
         (path_record(12, rule={"worth": 1e-4}), "at least 0.0001 nats are kept.\nKeep: "),
+        (path_record(12, rule={"fdr": 0.1}), "at most 10 % are useless on average, by 1 decoy"),
     ],
 )
 def test_rules_of_the_path_are_explained(capsys, record, words):
@@ -75,3 +77,10 @@ def test_what_would_decide_and_what_is_left_out_is_printed(capsys):
         "The interval covers the chance of the rows, not that of another training.",
     ]
     assert lines[3].startswith("Pruning saves")
+
+
+@pytest.mark.parametrize(("rule", "words"), [({"fdr": 0.1}, "half: --share"), ({}, "--resume")])
+def test_a_search_with_decoys_cannot_resume_with_another_rule(capsys, rule, words):
+    record = {**path_record(12, rule=rule), "undecided": "too few rows"}
+    _show_evidence(record, selection_of(record["fields"], share=1.0), None)
+    assert words in capsys.readouterr().out

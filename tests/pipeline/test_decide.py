@@ -25,7 +25,7 @@ from torchleap.training import finetune
 from torchleap.training.fit import Hook, Training, TrainingError, evaluate
 
 from ..training.test_fit import KINDS, clicks
-from .test_search import KilledError
+from .test_search import KillAt, KilledError
 
 TRAINING = Training(batch=96, epochs=4, patience=4, lr=1e-2, checkpoint_steps=5)
 GATES = LeAPMethod(optimism=0.0)  # in 80 steps nothing is memorised
@@ -35,12 +35,12 @@ KEYS = {
     *("format", "kind", "title", "created", "command", "versions", "machine", "settings"),
     *("task", "method", "model", "model_settings", "training", "seed", "rule", "fields"),
     *("trajectories", "history", "curve", "metrics", "known_metrics", "savings", "cuts", "notes"),
-    *("seconds", "findings", "undecided", "path", "certificate", "rehearsal"),
+    *("seconds", "findings", "undecided", "path", "certificate", "rehearsal", "decoys"),
 }  # fmt: skip
 FIELD_KEYS = {
     *("name", "width", "cost", "protected", "group", "kind", "sparsity", "missing", "bytes"),
     *("divergence", "price", "score", "kept", "role", "ids"),
-    *("worth", "worth_low", "worth_high"),
+    *("worth", "worth_low", "worth_high", "kept_in", "replicas"),
 }
 
 
@@ -539,7 +539,7 @@ class Stop(Hook):
     [
         (
             {"share": 0.5, "dims": 3},
-            "Expected one of threshold, .*, worth and tolerance, but found share and dims",
+            "Expected one of threshold, .*, tolerance and fdr, but found share and dims",
         ),
         ({"share": 1.5}, "share must lie above 0 and not above 1"),
         ({"share": 0.1}, "share=0.1 leaves no field at all. Give at least 0.25"),
@@ -680,3 +680,16 @@ def test_weird_names_survive(tmp_path):
         found.record["metrics"]["after"]["auc"]
     )
     assert set(found.record["trajectories"]["gates"]) == set(names.values())
+
+
+def test_a_decision_by_decoys_resumes_and_refuses_a_search_without_them(task, tmp_path):
+    settings = {"model": "mlp", "method": GATES, "training": TRAINING}
+    undisturbed = decide(task, fdr=0.4, **settings)
+    with pytest.raises(KilledError):
+        decide(task, fdr=0.4, **settings, checkpoint=tmp_path, callbacks=[KillAt(100)])
+    assert is_saved(tmp_path)
+    with pytest.raises(TrainingError, match=f"its decoys is {3}, not None"):
+        decide(task, share=0.5, **settings, checkpoint=tmp_path)
+    again = decide(task, fdr=0.4, **settings, checkpoint=tmp_path)
+    assert again.selection == undisturbed.selection
+    assert again.selection.kept_in == undisturbed.selection.kept_in

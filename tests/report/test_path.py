@@ -527,3 +527,14 @@ def test_the_sections_are_named_by_what_they_show():
     page = Report(path_record(12) | {"trajectories": None}).html()
     assert "Gates over time were not recorded." in page
     assert "this method has none" not in page
+
+
+def test_the_table_says_in_how_many_replicas_a_field_is_kept():
+    record = path_record(12)
+    assert "Kept in" not in json.dumps(script.script_data(record)["columns"])
+    for place, field in enumerate(record["fields"]):
+        field |= {"kept_in": place % 9, "replicas": 8}
+    data = script.script_data(record)
+    assert {"key": "kept_in", "title": "Kept in", "number": True} in data["columns"]
+    assert "8 of 8" in data["fields"][8]["shown"]
+    assert "on other draws of the validation rows" in Report(record).html()

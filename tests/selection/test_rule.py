@@ -93,16 +93,17 @@ def test_every_rule_is_registered_under_its_keyword_with_an_option_of_its_own():
         "--budget",
         "--worth",
         "--tolerance",
+        "--fdr",
     ]
     assert all(rule.help.endswith(".") for rule in RULES.values())
-    assert [rule.kind for rule in RULES.values()] == [float, float, int, float, float, str]
+    assert [rule.kind for rule in RULES.values()] == [float, float, int, float, float, str, float]
 
 
 @pytest.mark.parametrize("name", RULES)
 def test_a_rule_goes_through_json(name):
-    rule = Rule.of(**{name: 1})
+    rule = Rule.of(**{name: 0.5})
     assert Rule.from_json(json.loads(json.dumps(rule.to_json()))) == rule
-    assert str(rule) == f"{name}=1"
+    assert str(rule) == f"{name}=0.5"
 
 
 def test_without_a_limit_the_rule_is_a_threshold_of_one_half():

@@ -92,13 +92,15 @@ def _show_evidence(
         for sentence in (*further_reasons(record), *left_out(record)):
             show(sentence)
         show(savings(record))
-        if tolerance(record) or "worth" in record["rule"]:
+        if tolerance(record) or {"worth", "fdr"} & set(record["rule"]):
             show(rule(record))
         show(f"Keep: {shortened(selection.kept)}.\nDrop: {shortened(selection.dropped)}.")
     elif record["undecided"]:
+        again = "" if "fdr" in record["rule"] else ", without training again"
+        resume = "" if "fdr" in record["rule"] else "--resume "  # a search with decoys is another
         show(
-            f"{advice(record)} To keep the better half, without training again: "
-            "--resume --share 0.5 in place of another rule."
+            f"{advice(record)} To keep the better half{again}: "
+            f"{resume}--share 0.5 in place of another rule."
         )
     else:
         reason = why_all_stay(record, time_limit)
@@ -120,6 +122,8 @@ def why_all_stay(record: Mapping[str, Any], time_limit: float | None) -> str:
         )
     if "worth" in record["rule"]:
         return f"Every unprotected field is worth at least {worth(record['rule']['worth'])} nats."
+    if "fdr" in record["rule"]:
+        return "All fields are clearly better than their decoys."
     if "threshold" not in record["rule"]:
         return "This rule leaves room for all of them."
     reason = "No unprotected field scores low enough for this rule."

@@ -162,6 +162,20 @@ class TaskColumn(Learned):
         return kind
 
 
+@dataclass(frozen=True, kw_only=True)
+class ShuffledColumn(TaskColumn):
+    """A column that reads the rows of a file in a random order within each part of a task.
+
+    It has the values of the column that the file belongs to, as often, but says nothing about the
+    label of a row. Columns with the same order stay together: a row of them is a row of the file.
+
+    Attributes:
+        order: The seed of the order.
+    """
+
+    order: int
+
+
 def _can_scale(numbers: Any, slots: int) -> bool:
     """Return whether a column of so many slots can be scaled by these numbers.
 

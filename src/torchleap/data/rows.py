@@ -13,11 +13,14 @@ from .._common.text import first_line
 from ..distributed import ranks
 from . import batches
 from .batches import Batch, Batches, Ranges
+from .columns import ShuffledColumn
 
 if TYPE_CHECKING:
     from .task import Task
 
 CONTENTS = "rows.bin"
+File = tuple[str, int, int | None]  # its name, its slots, and the order of its rows
+
 PARTS = ("train", "valid", "test")  # in the order in which their rows lie in a file
 
 
@@ -35,6 +38,7 @@ class Rows:
         self.part = part
         self._start = sum(task.rows[other] for other in before)
         self._held: Batch | None = None
+        self._orders: dict[int, NDArray[np.int64]] = {}  # by their seed
 
     def __len__(self) -> int:
         return self.task.rows[self.part]
@@ -109,19 +113,30 @@ class Rows:
 
     def read(self, ranges: Ranges | list[list[int]]) -> Batch:
         """Read the rows of some ranges (start, stop) from disk, one range after the other."""
-        label = self._gather([("label.bin", 1)], np.float32, ranges)[:, 0]
+        label = self._gather([("label.bin", 1, None)], np.float32, ranges)[:, 0]
         ids = self._gather(self._files(ids=True), np.int32, ranges)
         numbers = self._gather(self._files(ids=False), np.float32, ranges)
         group = None
         if self.task.roles["group"]:
-            group = self._gather([("group.bin", 1)], np.int32, ranges)[:, 0]
+            group = self._gather([("group.bin", 1, None)], np.int32, ranges)[:, 0]
         self._refuse_unknown(ids)
         return Batch(ids, numbers, label, group)
 
-    def _files(self, *, ids: bool) -> list[tuple[str, int]]:
-        """Return the file and the slots of each column with ids, or of each with numbers."""
-        chosen = [column for column in self.task.columns if column.is_ids == ids]
-        return [(column.file, column.slots) for column in chosen]
+    def _files(self, *, ids: bool) -> list[File]:
+        """Return the file, the slots and the order of each column with ids, or with numbers."""
+        found: list[File] = []
+        for column in self.task.columns:
+            if column.is_ids == ids:
+                order = column.order if isinstance(column, ShuffledColumn) else None
+                found.append((column.file, column.slots, order))
+        return found
+
+    def _order(self, seed: int) -> NDArray[np.int64]:
+        """Return the order in which shuffled columns read the rows of this part, (rows,)."""
+        if seed not in self._orders:
+            rng = np.random.default_rng((seed, PARTS.index(self.part)))
+            self._orders[seed] = rng.permutation(len(self))
+        return self._orders[seed]
 
     def _refuse_unknown(self, ids: Tensor) -> None:
         """Refuse ids that no table has: the encoded data is not what its manifest describes."""
@@ -139,19 +154,22 @@ class Rows:
 
     def _gather(
         self,
-        files: Sequence[tuple[str, int]],
+        files: Sequence[File],
         dtype: type[np.generic],
         ranges: Ranges | list[list[int]],
     ) -> Tensor:
         """Return the rows of some ranges of some files side by side, (rows, slots of all)."""
         rows = int(sum(stop - start for start, stop in ranges))
-        found = np.empty((rows, sum(slots for _, slots in files)), dtype=dtype)
+        found = np.empty((rows, sum(slots for _, slots, _ in files)), dtype=dtype)
         top = 0
         for start, stop in ranges:
             bottom = top + stop - start
             left = 0
-            for name, slots in files:
-                found[top:bottom, left : left + slots] = self._map(name, dtype, slots)[start:stop]
+            for name, slots, order in files:
+                chosen: slice | NDArray[np.int64] = slice(start, stop)
+                if order is not None:
+                    chosen = self._order(order)[start:stop]
+                found[top:bottom, left : left + slots] = self._map(name, dtype, slots)[chosen]
                 left += slots
             top = bottom
         return torch.from_numpy(found)
@@ -171,4 +189,5 @@ class Rows:
             ) from error
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_held": None}  # a worker maps the files itself
+        # A worker maps the files itself, and draws the same orders.
+        return {**self.__dict__, "_held": None, "_orders": {}}

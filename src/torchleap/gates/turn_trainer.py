@@ -36,11 +36,13 @@ class FieldWorth(NamedTuple):
         error: The standard error of that.
         share: The part of it that counts when fields take turns: two fields that matter only
             together share what both are worth.
+        moves: By how much other draws of the rows change that part.
     """
 
     alone: float
     error: float
     share: float
+    moves: tuple[float, ...] = ()
 
 
 class PaidWorth(NamedTuple):
@@ -88,6 +90,7 @@ class TurnTrainer(PathTrainer):
         self.noise = noise
         self.optimizer.param_groups[0]["lr"] = (OPEN - SHUT) / max(1, int(PART * turn))
         self.tensors = {name: torch.zeros_like(self.costs) for name in TENSORS}
+        self.moves: dict[int, tuple[float, ...]] = {}  # of the share of each gate, by draws
         self.is_at_rest = False
         self._waited = False  # whether the price waited in the step before
 
@@ -134,8 +137,8 @@ class TurnTrainer(PathTrainer):
         for name, gate in self._gate_numbers().items():
             is_alone = int((self.gates.field_gate == gate).sum()) == 1
             if name in worth and is_alone and is_moving[gate]:
-                for tensor, value in zip(("alone", "error", "share"), worth[name], strict=True):
-                    self.tensors[tensor][gate] = value
+                for tensor in ("alone", "error", "share"):
+                    self.tensors[tensor][gate] = getattr(worth[name], tensor)
                 self._close(gate)
 
     def _pays(self) -> Tensor:
@@ -170,6 +173,7 @@ class TurnTrainer(PathTrainer):
         found["now"] = found["share"] + doubt * self.costs.clamp_max(1.0)
         # A gate on its way has paid for a part of its worth already.
         is_open = self.optimizer.is_open & (self.optimizer.logits() > ON_ITS_WAY)
+        self._note_moves(worth, is_new & is_open)
         for name in ("alone", "error", "share"):
             self.tensors[name] = torch.where(is_new & is_open, found[name], self.tensors[name])
         self.tensors["now"] = torch.where(is_new, found["now"], self.tensors["now"])
@@ -178,6 +182,15 @@ class TurnTrainer(PathTrainer):
             per_cost = self.tensors["now"] / self.costs
             self.schedule.let_close(per_cost[self.optimizer.is_moving()])
         self.tensors["pays"] = self._pays().to(self.costs)
+
+    def _note_moves(self, worth: Mapping[str, FieldWorth], is_noted: Tensor) -> None:
+        """Note by how much other draws change what gates are worth; fields of a group add up."""
+        found: dict[int, list[tuple[float, ...]]] = {}
+        for name, gate in self._gate_numbers().items():
+            if name in worth and bool(is_noted[gate]):
+                found.setdefault(gate, []).append(worth[name].moves)
+        for gate, members in found.items():
+            self.moves[gate] = tuple(map(sum, zip(*members, strict=True)))
 
     def closing_fields(self) -> list[tuple[str, ...]]:
         """Return the fields of each gate that begins to close, the least valuable gate first."""
@@ -227,18 +240,40 @@ class TurnTrainer(PathTrainer):
         one that visibly does harm scores less.
         """
         share = self.tensors["share"]
+        return self._scores_of(share, self._closing_order(share / self.costs))
+
+    def redrawn(self, draw: int, rng: torch.Generator) -> tuple[dict[str, float], dict[str, float]]:
+        """Return the scores in another draw of the rows, and by how much it changes the worth.
+
+        What another training would change is drawn from the noise of training. The order of the
+        fields is that of their worth in this draw.
+
+        Args:
+            draw: The number of the draw.
+            rng: The random numbers for the noise of training.
+        """
+        moves = self.noise * torch.randn(len(self.costs), generator=rng)
+        for gate, own in self.moves.items():
+            if own:
+                moves[gate] += own[draw]
+        share = self.tensors["share"] + moves.to(self.costs)
+        by_worth = torch.argsort(share / self.costs, stable=True).tolist()
+        changes = {name: float(moves[gate]) for name, gate in self._gate_numbers().items()}
+        return self._scores_of(share, by_worth), changes
+
+    def _scores_of(self, share: Tensor, order: Sequence[int]) -> dict[str, float]:
+        """Return the scores of fields by what their gates are worth, (G,), in an order of gates."""
         error = self.tensors["error"].clamp_min(LEAST_ERROR)
         is_useful = share > SURE * error
         is_useful |= in_doubt(share, error) > NOTICEABLE * self.schedule.first_loss
         is_harmful = ~is_useful & (share < -SURE * error)
         per_cost = share / self.costs
         scores = torch.where(is_harmful, per_cost, 0.0).tolist()
-        useful = [gate for gate in self._closing_order(per_cost) if bool(is_useful[gate])]
+        useful = [gate for gate in order if bool(is_useful[gate])]
         errors = (error / self.costs)[useful].tolist()
         values = rising(per_cost[useful].tolist(), [1 / one**2 for one in errors])
         sizes = self._sizes()[useful].tolist()
-        order = cheaper_first(values, errors, sizes)
-        for place, other in enumerate(order):
+        for place, other in enumerate(cheaper_first(values, errors, sizes)):
             scores[useful[other]] = max(values[place], 0.0) + STEP_UP * (1 + place)
         return {name: scores[gate] for name, gate in self._gate_numbers().items()}
 
@@ -254,7 +289,8 @@ class TurnTrainer(PathTrainer):
     def state_dict(self) -> dict[str, Any]:
         """Return the state of the path and the worth of the fields."""
         worth = {name: tensor.clone() for name, tensor in self.tensors.items()}
-        moving = {"is_at_rest": self.is_at_rest, "waited": self._waited}
+        moves = [[gate, list(own)] for gate, own in self.moves.items()]
+        moving = {"is_at_rest": self.is_at_rest, "waited": self._waited, "moves": moves}
         return {**super().state_dict(), "worth": worth, "moving": moving}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -264,6 +300,7 @@ class TurnTrainer(PathTrainer):
         self.tensors = {name: one.clone().to(self.costs) for name, one in state["worth"].items()}
         self.is_at_rest = bool(state["moving"]["is_at_rest"])
         self._waited = bool(state["moving"]["waited"])
+        self.moves = {int(gate): tuple(own) for gate, own in state["moving"]["moves"]}
 
 
 def in_doubt(worth: Tensor, error: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ from .._common.checks import with_settings
 from .._common.errors import TorchleapError, nearest
 from .adafs import AdaFS
 from .autofield import AutoField
-from .base import GateMethod, Method, Scores, Search, Snapshot
+from .base import GateMethod, Method, Replica, Scores, Search, Snapshot
 from .controls import Nothing, Random
 from .deep_lasso import DeepLasso
 from .lasso import Lasso
@@ -46,6 +46,7 @@ __all__ = [
     "Permutation",
     "PressureMethod",
     "Random",
+    "Replica",
     "Scores",
     "Search",
     "Shark",

@@ -34,6 +34,18 @@ class Snapshot(NamedTuple):
     weights: dict[str, Tensor]
 
 
+class Replica(NamedTuple):
+    """What a search would have found on another draw of the same rows.
+
+    Attributes:
+        scores: The score of each field.
+        path: The path with the worth of each field.
+    """
+
+    scores: Scores
+    path: FieldPath
+
+
 @dataclass
 class Search:
     """The task, the backbone and the training that a method works with.
@@ -54,6 +66,8 @@ class Search:
         plain: The model of all fields that the method trained first, if it trained one.
         plain_history: The evaluations of that training.
         snapshots: The weights of the last model at some points of the path.
+        draws: How many replicas a method that can make them makes; 0 is none.
+        replicas: What the search would have found on other draws of its rows.
     """
 
     task: Task
@@ -70,6 +84,8 @@ class Search:
     plain: nn.Module | None = None
     plain_history: list[dict[str, float]] = field(default_factory=list)
     snapshots: list[Snapshot] = field(default_factory=list)
+    draws: int = 0
+    replicas: list[Replica] = field(default_factory=list)
 
     @property
     def steps_per_epoch(self) -> int:

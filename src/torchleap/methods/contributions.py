@@ -36,12 +36,14 @@ class Contributions(NamedTuple):
         rises: The rise of the mean loss, (M,).
         errors: Its standard error over the rows, (M,).
         outputs: The raw outputs of the model for the rows, (N,).
+        by_row: The rise of the loss of each row, (M, N).
     """
 
     changes: Tensor
     rises: Tensor
     errors: Tensor
     outputs: Tensor
+    by_row: Tensor | None = None
 
 
 def worth_of(names: Sequence[str], rises: Tensor, noise: float) -> dict[str, Worth]:
@@ -165,6 +167,7 @@ def contributions(
         rises=by_row.mean(1),
         errors=errors.nan_to_num(0.0),
         outputs=torch.cat(outputs),
+        by_row=by_row,
     )
 
 

@@ -19,9 +19,10 @@ from ..gates.turn_trainer import FieldWorth, TurnTrainer, turns_of
 from ..models import Ranker
 from ..models.narrow import narrowed
 from ..plugin import attach
+from ..selection import Path
 from ..training.evaluate import predict_together
 from ..training.fit import Hook, Run, Training, optimizers_for
-from .base import GateMethod, Scores, Search, Snapshot
+from .base import GateMethod, Replica, Scores, Search, Snapshot
 from .contributions import (
     Samples,
     affordable_rows,
@@ -35,6 +36,7 @@ from .interactions import Interactions
 from .memorised import Memorised
 from .path_points import PathMetric, headline_of
 from .planting import plant
+from .redraws import Redraws, replica_of
 from .takeover import rises_after_takeover
 from .training_noise import TrainingNoise
 from .worth_meter import WorthMeter
@@ -99,7 +101,8 @@ class LeAPMethod(GateMethod):
         )
         masks = len(search.task.fields) / TURN
         samples = Samples(search, affordable_rows(search, plain, steps, masks))
-        meter = WorthMeter(search, Interactions(search, plain), samples, self.optimism)
+        redraws = Redraws(search, samples, search.draws)
+        meter = WorthMeter(search, Interactions(search, plain), samples, self.optimism, redraws)
         hook = PathSteps(model, trainer, search, meter)
         names = search.task.fields.names
         alone = contributions(search, plain, samples.valid)
@@ -123,6 +126,7 @@ class LeAPMethod(GateMethod):
         substitutes = substitutes_of(pairs, copies, before, trainer.worth())
         search.path = trainer.path(metric.name, substitutes, tuple(sorted(meter.together)))
         search.snapshots = hook.snapshots
+        search.replicas = hook.replicas(search.path)
         return trainer.scores()
 
 
@@ -204,6 +208,7 @@ class PathSteps(Hook):
         self.seed = search.seed
         self.metric = PathMetric(search)
         self.snapshots: list[Snapshot] = []
+        self.moves: dict[int, list[float]] = {}  # of the gain at each number of open fields
         self._mask = ExitStack()
         self._is_masked = False
 
@@ -307,8 +312,32 @@ class PathSteps(Hook):
             error=found.error,
         )
         if is_new:
+            self._note_moves(outputs)
             weights = {name: one.detach().clone() for name, one in model.state_dict().items()}
             self._keep_snapshot(Snapshot(self.trainer.open_fields(), weights))
+
+    def _note_moves(self, outputs: Tensor) -> None:
+        """Note by how much other draws of the rows change the metric of a new point."""
+        redraws = self.meter.redraws
+        if redraws is not None and redraws.count:
+            count = len(self.trainer.open_fields())
+            self.moves[count] = self.metric.moves(outputs, redraws.valid)
+
+    def replicas(self, path: Path) -> list[Replica]:
+        """Return what the search would have found on other draws of its rows.
+
+        Args:
+            path: The path as it was measured.
+        """
+        redraws = self.meter.redraws
+        rng = torch.Generator().manual_seed(self.seed)
+        found = []
+        for draw in range(0 if redraws is None else redraws.count):
+            scores, moves = self.trainer.redrawn(draw, rng)
+            gains = [self.moves[len(point.kept)][draw] for point in path.points]
+            fields = self.task.fields
+            found.append(replica_of(path, scores, moves, gains, fields, self.metric.metric))
+        return found
 
     def _keep_snapshot(self, new: Snapshot) -> None:
         """Keep the weights of a point; of too many, the one that its neighbours replace best."""
@@ -338,6 +367,7 @@ class PathSteps(Hook):
             **self.trainer.state_dict(),
             "snapshots": [[list(one.kept), one.weights] for one in self.snapshots],
             "together": sorted(map(list, self.meter.together)),
+            "moves_of_points": [[count, own] for count, own in self.moves.items()],
             **self.metric.state_dict(),
         }
 
@@ -346,6 +376,7 @@ class PathSteps(Hook):
         self.trainer.load_state_dict(state)
         self.snapshots = [Snapshot(tuple(kept), weights) for kept, weights in state["snapshots"]]
         self.meter.together = {tuple(names) for names in state["together"]}
+        self.moves = {int(count): list(own) for count, own in state["moves_of_points"]}
         self.metric.load_state_dict(state)
         self._follow_gates()
 

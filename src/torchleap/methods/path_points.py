@@ -2,6 +2,7 @@
 
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
 from ..objectives import Difference, Metric, Predictions
@@ -70,6 +71,19 @@ class PathMetric:
             error = 0.0
         level = value - change.value
         return Measured(value, level + change.low, level + change.high, behind, error)
+
+    def moves(self, outputs: Tensor, draw: Tensor) -> list[float]:
+        """Return by how much other draws of the rows change the gain over the first model, R of it.
+
+        Args:
+            outputs: The raw outputs of a model for all validation rows, (N,).
+            draw: How often each row is in each draw, less once, (N, R).
+        """
+        assert self.first is not None
+        first = self.metric.influence(self._predictions(self.first)).parts
+        own = self.metric.influence(self._predictions(outputs)).parts
+        moved = torch.from_numpy(own - first).to(draw) @ draw  # (R,)
+        return [self.metric.gain(move) for move in moved.tolist()]
 
     def loss(self, outputs: Tensor) -> float:
         """Return the loss of a model by its raw outputs for all validation rows, (N,)."""

@@ -12,8 +12,9 @@ from ..gates.leap import LeAP
 from ..gates.turn_trainer import FieldWorth, PaidWorth
 from ..models import Ranker
 from .base import Search
-from .contributions import Mask, Samples, contributions
+from .contributions import Contributions, Mask, Samples, contributions
 from .interactions import Interactions
+from .redraws import Redraws
 from .takeover import rises_after_takeover
 
 
@@ -30,6 +31,7 @@ class WorthMeter:
         samples: The rows.
         optimism: How much it counts against a field that it helps on train rows more than on
             validation rows.
+        redraws: Other draws of the rows; None without.
 
     Attributes:
         first_gain: What each pair would have gained at the first measurement.
@@ -37,12 +39,18 @@ class WorthMeter:
     """
 
     def __init__(
-        self, search: Search, interactions: Interactions, samples: Samples, optimism: float
+        self,
+        search: Search,
+        interactions: Interactions,
+        samples: Samples,
+        optimism: float,
+        redraws: Redraws | None = None,
     ) -> None:
         self.search = search
         self.interactions = interactions
         self.samples = samples
         self.optimism = optimism
+        self.redraws = redraws
         self.first_gain: dict[Mask, float] = {}
         self.together: set[Mask] = set()
 
@@ -74,6 +82,7 @@ class WorthMeter:
             for name in pair:
                 alone[name] = max(alone[name], loss[name,] + unlearned)
         share = dict(alone)
+        moves = self._moves(masks, on_valid, on_train)
         for pair in gains:
             one, other = pair
             self.together.discard(pair)
@@ -82,7 +91,20 @@ class WorthMeter:
                 for name in pair:  # both close in the same turn
                     share[name] = min(share[name], loss[pair] / 2)
                     error[name,] = error[pair]
-        return {name: FieldWorth(alone[name], error[name,], share[name]) for name in names}
+                    moves[name,] = tuple(move / 2 for move in moves[pair])
+        return {
+            name: FieldWorth(alone[name], error[name,], share[name], moves[name,]) for name in names
+        }
+
+    def _moves(
+        self, masks: Sequence[Mask], on_valid: Contributions, on_train: Contributions
+    ) -> dict[Mask, tuple[float, ...]]:
+        """Return by how much other draws of the rows change the worth of each mask."""
+        if self.redraws is None or on_valid.by_row is None or on_train.by_row is None:
+            return dict.fromkeys(masks, ())
+        moved = self.redraws.moves(on_valid.by_row, on_train.by_row, self.optimism)  # (M, R)
+        means = torch.tensor(ranks.averages(moved.flatten().tolist())).view_as(moved)
+        return dict(zip(masks, map(tuple, means.tolist()), strict=True))
 
     def paid(
         self,

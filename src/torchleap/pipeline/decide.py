@@ -55,6 +55,7 @@ from .record import (
     CertificateRecord,
     CurveRecord,
     CutRecord,
+    DecoysRecord,
     FindingRecord,
     MetricsRecord,
     PathRecord,
@@ -157,6 +158,7 @@ def decide(
     cost: float | None = None,
     worth: float | None = None,
     tolerance: float | str | None = None,
+    fdr: float | None = None,
     margin: float = 0.001,
     relative: bool = False,
     seed: int = 0,
@@ -199,6 +201,9 @@ def decide(
         tolerance: Keep the fewest fields whose validation metric is within this of the best on
             the path; "1se" is one standard error. Permutation, SHARK and SFS then have a path by
             masking, see `search`.
+        fdr: Keep as many fields as possible, of which at most this share is useless on average.
+            The search then has decoys, which its models read, so that the model of all fields is
+            pruned; see `search`.
         margin: The loss of the headline metric that is acceptable, above 0.
         relative: Whether the margin is a fraction of the metric of the model of all fields.
         seed: The seed of all random choices.
@@ -218,7 +223,13 @@ def decide(
     """
     given = None
     limits = Limits(
-        threshold=threshold, share=share, dims=dims, cost=cost, worth=worth, tolerance=tolerance
+        threshold=threshold,
+        share=share,
+        dims=dims,
+        cost=cost,
+        worth=worth,
+        tolerance=tolerance,
+        fdr=fdr,
     )
     if any(limit is not None for limit in limits.values()):
         given = Rule.of(**limits)
@@ -352,8 +363,9 @@ def _train_and_search(job: Job, stages: _Stages) -> _Trained:
         return _Trained(found.plain, found.plain_history, found.run, found)
     with stages("training with all fields"):
         full = trained(job.task, model=job.backbone, **job.training_of(0.3, FULL))
+    settings |= {"path": job.masks_fields, "fdr": job.fdr}
     with stages("searching"):
-        found = search(job.task, **settings, path=job.masks_fields, **job.training_of(0.5, SEARCH))
+        found = search(job.task, **settings, **job.training_of(0.5, SEARCH))
     run = found.run if job.trains_gates else full
     return _Trained(full.model, full.history, run, found)
 
@@ -413,6 +425,7 @@ def _record(
             worth={} if path is None else path.worth,
         ),
         path=None if path is None or not path.points else PathRecord.of(path),
+        decoys=DecoysRecord.of(selection, path),
         trajectories=trajectories(outcome.found.history, selection.fields),
         history=[_without_gates(entry) for entry in outcome.found.history],
         curve=outcome.curve,

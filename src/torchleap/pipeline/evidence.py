@@ -221,6 +221,8 @@ def field_records(
             worth=None if own is None else own.nats,
             worth_low=None if own is None else own.low,
             worth_high=None if own is None else own.high,
+            kept_in=selection.kept_in[place] if selection.replicas else None,
+            replicas=selection.replicas or None,
         )
         found.append(one)
     return found

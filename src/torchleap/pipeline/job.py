@@ -20,11 +20,11 @@ from ..models import Backbone
 from ..plugin import Plugin, attached
 from ..selection import Path as FieldPath
 from ..selection import Rule, Selection, rank
-from ..selection.rule import ONE_ERROR, MinimalWorth, Share, Threshold, Tolerance
+from ..selection.rule import ONE_ERROR, FalseDiscoveries, MinimalWorth, Share, Threshold, Tolerance
 from ..training.fit import Hook, Run, Training, TrainingError
 from .checkpoint import FINE_TUNING
 from .prune import prune_and_finetune, with_means
-from .search import SearchResult
+from .search import SearchResult, decoys_per_field
 
 ENOUGH_ROWS = 10  # of each class, below which a comparison means nothing
 DEFAULT_SHARE = Share(0.5)  # of methods without a natural threshold
@@ -47,14 +47,19 @@ class Job:
     folder: Path | None
 
     @property
+    def has_decoys(self) -> bool:
+        """Return whether the search has decoys: its models read them, and cannot be pruned."""
+        return isinstance(self.rule, FalseDiscoveries)
+
+    @property
     def trains_gates(self) -> bool:
-        """Return whether the method's own model has gates."""
-        return isinstance(self.method, GateMethod)
+        """Return whether the model to prune is the method's own, which has gates."""
+        return isinstance(self.method, GateMethod) and not self.has_decoys
 
     @property
     def trains_plain(self) -> bool:
         """Return whether the method itself trains the model of all fields, before its path."""
-        return isinstance(self.method, LeAPMethod)
+        return isinstance(self.method, LeAPMethod) and not self.has_decoys
 
     @property
     def masks_fields(self) -> bool:
@@ -66,9 +71,19 @@ class Job:
         """Return the rule of the user, or the default of the method."""
         if self.given is not None:
             return self.given
-        if self.trains_plain:
+        if isinstance(self.method, LeAPMethod):
             return Tolerance(ONE_ERROR)
-        return Rule.of() if self.trains_gates else DEFAULT_SHARE
+        return Rule.of() if isinstance(self.method, GateMethod) else DEFAULT_SHARE
+
+    @property
+    def decoys(self) -> int | None:
+        """Return the number of decoys of each field; None without."""
+        return decoys_per_field(self.task, self.rule.limit) if self.has_decoys else None
+
+    @property
+    def fdr(self) -> float | None:
+        """Return the rate of false discoveries that the search needs decoys for; None without."""
+        return float(self.rule.limit) if self.has_decoys else None
 
     def check(self) -> None:
         """Raise an error for everything that can be known to be wrong before the first step."""
@@ -79,6 +94,7 @@ class Job:
         self.rule.check(rank(fields, dict.fromkeys(fields.names, 0.0)))
         if isinstance(self.method, LeAPMethod):
             relative_costs(fields, self.method.price_by)  # refuses a cost of 0
+        _ = self.decoys  # refuses too few fields for the rate
         if isinstance(self.rule, MinimalWorth) and not self.method.measures_worth:
             raise SelectionError(
                 f"worth= needs a search that measures worth, but {type(self.method).__name__} "
@@ -112,6 +128,7 @@ class Job:
             "protected": sorted(task.protected),
             "costs": dict(sorted(task.costs.items())),
             "data": task.fingerprint,
+            "decoys": self.decoys,
         }
 
     def training_of(self, fraction: float, saved_as: str) -> dict[str, Any]:
@@ -142,7 +159,7 @@ class Job:
         everything = found.select(share=1.0)
         wanted = self.rule
         settings = {**without_rule(everything), **wanted.to_json()}
-        return replace(everything, settings=settings, rule=wanted), reason
+        return replace(everything, settings=settings, rule=wanted, kept_in=(), replicas=0), reason
 
     def _reason_to_keep_all(self, found: SearchResult) -> str | None:
         """Return why nothing can be decided: too few rows, or no score at the threshold."""
@@ -152,6 +169,10 @@ class Job:
                     described = self.task.objective.describe(rows.label, rows.part)
                     return f"{described}, are too few to decide"
         rule = self.rule
+        if isinstance(rule, FalseDiscoveries):
+            groups = rank(found.fields, found.scores)
+            nothing = not self.task.protected and not rule.discoveries(groups, found.path).kept
+            return rule.why_none(groups, found.path) if nothing else None
         if isinstance(rule, Tolerance) and found.path is not None:
             return None if self.given is not None else self._reason_of_few_rows(found.path)
         scores = found.scores

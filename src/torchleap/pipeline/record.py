@@ -19,10 +19,13 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 from .._common.checks import Check, is_number, is_whole
 from .._common.plain import plain
 from .._common.text import plural
+from ..selection import rank
+from ..selection.rule import FalseDiscoveries
 
 if TYPE_CHECKING:
     from ..evidence import Certificate
     from ..objectives import Metric
+    from ..selection import Selection
     from ..selection.path import Path
 
 FORMAT = 1
@@ -156,6 +159,8 @@ class FieldRecord:
             for a method that does not measure it.
         worth_low: The lower end of its 95 % interval.
         worth_high: The upper end.
+        kept_in: In how many replicas of the search it is kept; None without replicas.
+        replicas: The number of replicas.
     """
 
     name: str
@@ -176,6 +181,8 @@ class FieldRecord:
     worth: float | None = None
     worth_low: float | None = None
     worth_high: float | None = None
+    kept_in: int | None = None
+    replicas: int | None = None
 
 
 @dataclass(frozen=True)
@@ -272,6 +279,37 @@ class PathRecord:
             substitutes=[SubstituteRecord(**one) for one in content["substitutes"]],
             adapted=path.is_adapted,
             together=content["together"],
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class DecoysRecord:
+    """The decoys that fields have competed with: useless copies of them.
+
+    Attributes:
+        per_field: The decoys of each field.
+        estimate: The estimated share of useless fields among the kept ones.
+        mean_worth: The mean worth of the decoys in nats, the zero of the worth scale; None for a
+            method that does not measure it.
+        high_worth: The 95 % quantile of their worth: less cannot be told from useless.
+    """
+
+    per_field: int
+    estimate: float
+    mean_worth: float | None
+    high_worth: float | None
+
+    @classmethod
+    def of(cls, selection: "Selection", path: "Path | None") -> "DecoysRecord | None":
+        """Return the record of a selection by the rule `fdr`; None for other rules."""
+        if path is None or path.decoys is None or not isinstance(selection.rule, FalseDiscoveries):
+            return None
+        groups = rank(selection.fields, selection.scores, path.together)
+        return cls(
+            per_field=path.decoys.per_field,
+            estimate=selection.rule.discoveries(groups, path).estimate,
+            mean_worth=path.decoys.mean_worth,
+            high_worth=path.decoys.high_worth,
         )
 
 
@@ -434,6 +472,7 @@ class SelectRecord(Record):
             dropped, and in records of versions that made none.
         rehearsal: The size of an online test, as `Rehearsal.to_json` returns it; None if it was
             not asked for.
+        decoys: The decoys that the fields have competed with; None for another rule than `fdr`.
     """
 
     kind = "select"
@@ -460,6 +499,7 @@ class SelectRecord(Record):
     path: PathRecord | None = None
     certificate: CertificateRecord | None = None
     rehearsal: Mapping[str, Any] | None = None
+    decoys: DecoysRecord | None = None
 
 
 # ---- a benchmark ----

@@ -5,28 +5,33 @@ import resource
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, field, is_dataclass
+from dataclasses import asdict, dataclass, field, is_dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from torch import nn
 
+from .._common.checks import check_arguments, whole
 from .._common.errors import SelectionError
 from .._common.files import make_folder, write_atomically
 from ..data.task import Task
 from ..distributed import ranks
+from ..evidence.decoys import MOST, Decoys, suited_decoys
+from ..evidence.stability import Stability, stability
 from ..fields import Fields
-from ..methods import METHODS, LeAPMethod, Method, Scores, Search, Snapshot
+from ..methods import METHODS, LeAPMethod, Method, Replica, Scores, Search, Snapshot
 from ..methods import named as method_named
 from ..methods.masking import masked_path, refuse_unmaskable
 from ..models import Backbone
 from ..models import named as backbone_named
 from ..selection import Limits, Rule, Selection, Worth, select
 from ..selection import Path as FieldPath
-from ..selection.rule import ONE_ERROR, Tolerance
+from ..selection.rule import ONE_ERROR, FalseDiscoveries, Tolerance
 from ..training.fit import Hook, Run, Training, TrainingError
 from .retrain import seeded
 
+REPLICAS = 8
 NOTE = "search.txt"  # holds the method that the checkpoints of a search belong to
 
 
@@ -42,7 +47,7 @@ class SearchResult:
         memory: The most bytes that the process held.
         history: The evaluations of all training runs of the search.
         model: The model that the method trained, with its best weights and the layers that the
-            method added to it; None if it trains none.
+            method added to it; None if it trains none, or if it reads decoys.
         run: The training of that model, with the state of its optimizers.
         path: The model at each number of fields, and the worth of each field; None if the method
             has neither. Its points are empty for a method that does not close fields, unless
@@ -50,6 +55,9 @@ class SearchResult:
         plain: The model of all fields that the method trained first; None if it trained none.
         plain_history: The evaluations of that training.
         snapshots: The weights of `model` at some points of the path.
+        fdr: The rate of false discoveries that the search had decoys for; None without.
+        replicas: What the search would have found on other draws of its rows; empty for methods
+            other than "leap".
     """
 
     fields: Fields
@@ -64,6 +72,8 @@ class SearchResult:
     plain: nn.Module | None = field(repr=False, default=None)
     plain_history: Sequence[Mapping[str, float]] = field(repr=False, default=())
     snapshots: Sequence[Snapshot] = field(repr=False, default=())
+    fdr: float | None = None
+    replicas: Sequence[Replica] = field(repr=False, default=())
 
     @property
     def worth(self) -> Mapping[str, Worth]:
@@ -84,6 +94,7 @@ class SearchResult:
         cost: float | None = None,
         worth: float | None = None,
         tolerance: float | str | None = None,
+        fdr: float | None = None,
     ) -> Selection:
         """Return the fields to keep by one rule; see `torchleap.selection.select`.
 
@@ -95,6 +106,8 @@ class SearchResult:
             worth: Keep fields that are worth at least this many nats.
             tolerance: Keep the fewest fields whose metric on the path is within this of the best;
                 "1se" is one standard error, the default of a search with a path.
+            fdr: Keep as many fields as possible, of which at most this share is useless on
+                average; the default of a search with decoys.
         """
         limits = Limits(
             threshold=threshold,
@@ -103,6 +116,7 @@ class SearchResult:
             cost=cost,
             worth=worth,
             tolerance=tolerance,
+            fdr=fdr,
         )
         if all(limit is None for limit in limits.values()):
             return self.select_by(self.default_rule)
@@ -110,13 +124,41 @@ class SearchResult:
 
     @property
     def default_rule(self) -> Rule:
-        """Return the rule without a choice: one standard error on a path, else gates above 0.5."""
+        """Return the rule without a choice.
+
+        It is the rate of a search with decoys, one standard error on a path, else gates above 0.5.
+        """
+        if self.fdr is not None:
+            return FalseDiscoveries(self.fdr)
         if self.path is not None and self.path.points:
             return Tolerance(ONE_ERROR)
         return Rule.of()
 
     def select_by(self, rule: Rule) -> Selection:
         """Return the fields to keep by a rule."""
+        selection = self._select(self.scores, self.path, rule)
+        if not self.replicas:
+            return selection
+        found = self.stability(rule)
+        kept_in = tuple(found.kept_in[name] for name in self.fields.names)
+        return replace(selection, kept_in=kept_in, replicas=found.replicas)
+
+    def stability(self, rule: Rule | None = None) -> Stability:
+        """Return in how many replicas of the search each field is kept.
+
+        Args:
+            rule: The rule; None is that of `select()`.
+        """
+        if not self.replicas:
+            raise SelectionError(
+                f"Expected a search with replicas, but {type(self.method).__name__} made none. "
+                "Search with method='leap' and replicas= above 0."
+            )
+        chosen = rule or self.default_rule
+        selections = [partial(self._select, one.scores, one.path, chosen) for one in self.replicas]
+        return stability(self.fields, selections)
+
+    def _select(self, scores: Scores, path: FieldPath | None, rule: Rule) -> Selection:
         kind = type(self.method)
         names = {known: name for name, known in METHODS.items()}
         settings: dict[str, Any] = {}
@@ -124,9 +166,9 @@ class SearchResult:
             settings = asdict(self.method)
         return select(
             self.fields,
-            self.scores,
+            scores,
             rule,
-            path=self.path,
+            path=path,
             method=names.get(kind, kind.__name__),
             settings=settings,
         )
@@ -140,6 +182,9 @@ def search(
     training: Training | None = None,
     seed: int = 0,
     path: bool = False,
+    fdr: float | None = None,
+    decoys: int | None = None,
+    replicas: int = REPLICAS,
     callbacks: Sequence[Hook] = (),
     checkpoint: str | os.PathLike[str] | None = None,
     keep_checkpoint: bool = False,
@@ -158,28 +203,39 @@ def search(
         path: Whether a method that does not close fields has a path too: in the plain model of
             all fields that it has trained, fields become their means one after the other, the
             lowest score first, without adaptation. "leap" always has a path, of adapted models.
+        fdr: The share of useless fields among the kept ones that is accepted, such as 0.1. The
+            fields then compete with decoys, useless copies of them that are searched with them,
+            and `result.select()` keeps by this rate. It takes as long as a search in twice the
+            fields or more; the result has no model, since that reads decoys.
+        decoys: The number of decoys of each field, up to 5; None is as many as `fdr` needs, which
+            is one if there are many fields.
+        replicas: On how many other draws of the validation rows "leap" repeats its measurements,
+            without training again, so that `result.stability()` says how often a field is kept.
         callbacks: Hooks that watch the training, as in `torchleap.callbacks`.
         checkpoint: A folder to save the training to and, if it exists, to resume from; it is
             removed at the end. None saves nothing.
         keep_checkpoint: Keep that folder: the same call then loads the finished search.
     """
     started = time.monotonic()
+    check_arguments(replicas=whole(replicas, at_least=0, at_most=1000))
     chosen = method_named(method)
     if path and not isinstance(chosen, LeAPMethod):
         refuse_unmaskable(chosen)
+    rivals = _decoys_for(task, fdr, decoys, seed)
     work = Search(
-        task,
+        task if rivals is None else rivals.task,
         backbone_named(model),
         seeded(training, task, seed),
         seed,
         callbacks,
         checkpoints=None if checkpoint is None else Path(checkpoint),
+        draws=replicas,
     )
     with _folder_for(chosen, work, keep=keep_checkpoint):
         scores = chosen.score(work)
         if path and (work.path is None or not work.path.points):
             work.path = masked_path(work, scores)
-    return SearchResult(
+    found = SearchResult(
         fields=task.fields,
         method=chosen,
         scores=scores,
@@ -192,6 +248,48 @@ def search(
         plain=work.plain,
         plain_history=work.plain_history,
         snapshots=work.snapshots,
+        fdr=fdr,
+        replicas=tuple(work.replicas),
+    )
+    return found if rivals is None else _without_decoys(found, rivals)
+
+
+def decoys_per_field(task: Task, fdr: float) -> int:
+    """Return how many decoys each field gets for a rate; protected fields do not compete."""
+    FalseDiscoveries(fdr)  # refuses a rate outside of 0 to 1
+    return suited_decoys(sum(not field.protected for field in task.fields), fdr)
+
+
+def _decoys_for(task: Task, fdr: float | None, decoys: int | None, seed: int) -> Decoys | None:
+    """Return the task with decoys; None if the caller wants none."""
+    if fdr is None:
+        if decoys is not None:
+            raise SelectionError(
+                f"decoys={decoys} needs the rate that they are for, such as fdr=0.1."
+            )
+        return None
+    suited = decoys_per_field(task, fdr)
+    check_arguments(decoys="" if decoys is None else whole(decoys, at_least=1, at_most=MOST))
+    return Decoys.of(task, decoys or suited, seed)
+
+
+def _without_decoys(found: SearchResult, rivals: Decoys) -> SearchResult:
+    """Return the result for the fields alone; models that read decoys are left out."""
+    metric = rivals.task.objective.headline(rivals.task.roles.get("group"))
+    replicas = []
+    for one in found.replicas:
+        path = rivals.path_of_fields(one.path, one.scores, metric.name)
+        replicas.append(Replica(rivals.scores_of_fields(one.scores), path))
+    return replace(
+        found,
+        scores=rivals.scores_of_fields(found.scores),
+        history=rivals.history_of_fields(found.history),
+        path=rivals.path_of_fields(found.path, found.scores, metric.name),
+        model=None,
+        run=None,
+        plain=None,
+        snapshots=(),
+        replicas=tuple(replicas),
     )
 
 

@@ -1,6 +1,7 @@
 """The data of the page's script: fields with their values and texts, axis, order and curve."""
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, NamedTuple
 
 from .._common.checks import is_number
@@ -48,6 +49,7 @@ COLUMNS = (
     Column("decision", "Decision"),
     Column("worth", "Worth in nats", numbers.worth, ("worth_low", "worth_high")),
     Column("score", "Score", numbers.score),
+    Column("kept_in", "Kept in", numbers.count),
     Column("width", "Width", numbers.count),
     Column("sparsity", "Sparsity", numbers.percent),
     Column("kind", "Kind"),
@@ -124,10 +126,18 @@ def columns_of(record: Mapping[str, Any]) -> list[Column]:
     for column in COLUMNS:
         if column.key == "score":
             column = column._replace(write=write)
+        if column.key == "kept_in":
+            column = column._replace(write=partial(_of_replicas, record))
         known = column.key in ("name", "decision") or is_known(record, column.key)
         if known and column.key not in hidden:
             columns.append(column)
     return columns
+
+
+def _of_replicas(record: Mapping[str, Any], count: Any) -> str:
+    """Return in how many replicas of all a field is kept, such as "8 of 8"."""
+    replicas = max(field.get("replicas") or 0 for field in record["fields"])
+    return f"{numbers.count(count)} of {numbers.count(replicas)}"
 
 
 def _score_is_worth(record: Mapping[str, Any]) -> bool:

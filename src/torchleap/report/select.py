@@ -67,6 +67,7 @@ def select_context(record: Mapping[str, Any], drawn: Charts) -> dict[str, Any]:
         "correlations": _correlations(record),
         "adaptive": _price_follows_divergence(record),
         "roles": _roles(record),
+        "replicas": is_known(record, "kept_in"),
         "metrics": _metrics(record),
         "cuts": sorted(record.get("cuts") or [], key=_size_of_cut, reverse=True),
         "sections": _sections(record, drawn),

@@ -139,6 +139,8 @@ def rule(record: Mapping[str, Any]) -> str:
     worth = least_worth(record)
     if worth is not None:
         return f"Fields that are worth at least {numbers.worth(worth)} nats are kept."
+    if is_number(dig(record, "rule", "fdr")):
+        return false_discoveries(record)
     accepted = tolerance(record)
     if not accepted:
         return ""
@@ -150,6 +152,25 @@ def rule(record: Mapping[str, Any]) -> str:
         f"The fewest fields are kept whose {metric.title}{unadapted} is at most {accepted} worse "
         "than the best."
     )
+
+
+def false_discoveries(record: Mapping[str, Any]) -> str:
+    """Return what share of the kept fields may be useless, and what decoys are worth.
+
+    >>> false_discoveries({"rule": {"fdr": 0.1}, "decoys": {"per_field": 2}})
+    'Of the kept fields at most 10 % are useless on average, by 2 decoys per field.'
+    """
+    accepted = numbers.percent(dig(record, "rule", "fdr"))
+    each = plural(dig(record, "decoys", "per_field") or 1, "decoy")
+    found = f"Of the kept fields at most {accepted} are useless on average, by {each} per field."
+    mean = dig(record, "decoys", "mean_worth")
+    high = dig(record, "decoys", "high_worth")
+    if is_number(mean) and is_number(high):
+        found += (
+            f" Decoys, which are useless, have a mean worth of {numbers.worth(mean)} nats, and "
+            f"95 % of them at most {numbers.worth(high)}: less cannot be told from useless."
+        )
+    return found
 
 
 def tolerance(record: Mapping[str, Any]) -> str:

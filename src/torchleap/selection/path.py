@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from .._common.errors import SelectionError
+from .decoys import DecoyScores
 
 NORMAL_95 = 1.96  # standard errors to either side that contain 95 % of a normal distribution
 
@@ -100,6 +101,7 @@ class Path:
         gates: The gates of the fields at the best point; empty without gates.
         together: Pairs of fields that are worth something only together, as the factors of a
             product are.
+        decoys: What the decoys of the fields reached in the same search; None without decoys.
     """
 
     metric: str
@@ -108,6 +110,7 @@ class Path:
     substitutes: tuple[Substitute, ...] = ()
     gates: Mapping[str, float] = field(default_factory=dict)
     together: tuple[tuple[str, ...], ...] = ()
+    decoys: DecoyScores | None = None
 
     @property
     def is_adapted(self) -> bool:
@@ -154,6 +157,7 @@ class Path:
     def from_json(content: Any) -> "Path":
         """Return the path that `to_json` wrote."""
         try:
+            decoys = content.get("decoys")
             points = [
                 PathPoint(**{**one, "kept": tuple(one["kept"]), "closed": tuple(one["closed"])})
                 for one in content["points"]
@@ -165,6 +169,7 @@ class Path:
                 substitutes=tuple(Substitute(**one) for one in content["substitutes"]),
                 gates=dict(content["gates"]),
                 together=tuple(tuple(names) for names in content.get("together", ())),
+                decoys=None if decoys is None else DecoyScores.from_json(decoys),
             )
         except (TypeError, KeyError, AttributeError) as error:
             raise SelectionError(

@@ -11,6 +11,8 @@ from typing import Any, ClassVar, TypedDict, Unpack
 
 from .._common.checks import is_number
 from .._common.errors import SelectionError, nearest
+from .._common.text import plural
+from .decoys import Discoveries, fewest_discoveries
 from .path import Path
 from .rank import Group
 
@@ -26,6 +28,7 @@ class Limits(TypedDict, total=False):
     cost: float | None
     worth: float | None
     tolerance: float | str | None
+    fdr: float | None
 
 
 @dataclass(frozen=True)
@@ -210,6 +213,54 @@ def _as_number(text: str) -> float:
         ) from error
 
 
+class FalseDiscoveries(Rule):
+    """Keep as many fields as possible, of which at most this share is useless on average.
+
+    Fields are compared with decoys, which are useless by construction; see `DecoyScores`.
+    """
+
+    name = "fdr"
+    option = "--fdr"
+    help = "Keep fields of which at most this share is useless on average, by decoys; such as 0.1."
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 < self.limit < 1:
+            raise SelectionError(f"fdr must lie between 0 and 1, but is {self.limit}.")
+
+    def keep(self, groups: Sequence[Group], path: Path | None = None) -> list[Group]:
+        """Return the groups that are protected or surely enough better than their decoys."""
+        found = self.discoveries(groups, path)
+        chosen = set(found.kept)
+        kept = [group for group in groups if group.protected or group in chosen]
+        if not kept:
+            raise SelectionError(self.why_none(groups, path))
+        return kept
+
+    def discoveries(self, groups: Sequence[Group], path: Path | None) -> Discoveries:
+        """Return the groups that are kept, but for protected ones, and the estimate."""
+        if path is None or path.decoys is None:
+            raise SelectionError(
+                "fdr= needs a search with decoys, but this one has none. "
+                f"Search with fdr={self.limit:g}, or give share=."
+            )
+        return path.decoys.discoveries((g for g in groups if not g.protected), self.limit)
+
+    def why_none(self, groups: Sequence[Group], path: Path | None) -> str:
+        """Return why no field can be kept, and what would help."""
+        found = self.discoveries(groups, path)
+        assert path is not None
+        assert path.decoys is not None
+        each = path.decoys.per_field
+        needed = fewest_discoveries(self.limit, each)
+        return (
+            f"{self} with {plural(each, 'decoy')} per field needs at least {needed} fields that "
+            f"are clearly better than the decoys, but of {plural(len(groups), 'field')} only "
+            f"{found.winners} beat their own decoys, and not clearly or not often enough. "
+            "Raise fdr=, search with more decoys per field or more rows, or give share=."
+        )
+
+
 class Budget(Rule):
     """Keep the best groups that fit into a budget; a group that no longer fits is passed over."""
 
@@ -314,4 +365,5 @@ RULES: dict[str, type[Rule]] = {
     "cost": Cost,
     "worth": MinimalWorth,
     "tolerance": Tolerance,
+    "fdr": FalseDiscoveries,
 }

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Unpack
 
-from .._common.checks import is_number
+from .._common.checks import is_number, is_whole
 from .._common.errors import FieldError, SelectionError
 from .._common.plain import plain, read_json, write_json
 from .._common.text import plural, table
@@ -18,9 +18,10 @@ from .rule import Limits, Rule
 
 FORMAT = 1
 _KEYS = {"format", "method", "settings", "fields"}
-_OPTIONAL_KEYS = {"rule"}  # unknown in files of earlier versions
+_OPTIONAL_KEYS = {"rule", "replicas"}  # unknown in files of earlier versions
 _FIELD_KEYS = {"name", "width", "cost", "protected", "group"}
 _DECISION_KEYS = {"score", "kept"}
+_EVIDENCE_KEYS = {"kept_in"}  # in files of searches with replicas
 
 
 @dataclass(frozen=True)
@@ -39,6 +40,9 @@ class Selection:
         method: The name of the method that gave the scores.
         settings: The settings of the method, and the limit of the rule under the rule's name.
         rule: The rule that decided; None if it is not known.
+        kept_in: In how many replicas of the search the same rule keeps each field, in field order;
+            empty without replicas.
+        replicas: The number of replicas.
     """
 
     fields: Fields
@@ -47,6 +51,8 @@ class Selection:
     method: str = "leap"
     settings: Mapping[str, Any] = field(default_factory=dict)
     rule: Rule | None = None
+    kept_in: tuple[int, ...] = ()
+    replicas: int = 0
 
     def __post_init__(self) -> None:
         if not len(self.fields) == len(self.score) == len(self.keep):
@@ -96,7 +102,9 @@ class Selection:
 
     def __reduce__(self) -> tuple[Any, ...]:
         settings = dict(self.settings)  # a mapping proxy cannot be pickled
-        return Selection, (self.fields, self.score, self.keep, self.method, settings, self.rule)
+        stability = (self.kept_in, self.replicas)
+        decision = (self.fields, self.score, self.keep, self.method, settings, self.rule)
+        return Selection, (*decision, *stability)
 
     def __str__(self) -> str:
         rows = sorted(
@@ -120,9 +128,13 @@ class Selection:
         records = self.fields.to_json()
         for record, score, keep in zip(records, self.score, self.keep, strict=True):
             record.update(score=score, kept=keep)
+        for record, count in zip(records, self.kept_in, strict=False):
+            record["kept_in"] = count
         content = {"format": FORMAT, "method": self.method, "settings": dict(self.settings)}
         if self.rule is not None:
             content["rule"] = self.rule.to_json()
+        if self.replicas:
+            content["replicas"] = self.replicas
         return {**content, "fields": records}
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -158,7 +170,11 @@ class Selection:
             raise SelectionError(f"{path}: {error}") from error
         score = tuple(float(record["score"]) for record in records)
         keep = tuple(record["kept"] for record in records)
-        return cls(fields, score, keep, content["method"], content["settings"], rule)
+        replicas = content.get("replicas", 0)
+        kept_in = tuple(record["kept_in"] for record in records if "kept_in" in record)
+        _check_replicas(kept_in, replicas, len(records), path)
+        settings = content["settings"]
+        return cls(fields, score, keep, content["method"], settings, rule, kept_in, replicas)
 
 
 def select(
@@ -245,7 +261,7 @@ def _check_record(record: Any, path: str) -> None:
             f"{path}: expected name, width, score and kept in each field, but found {record!r}."
         )
     name = record["name"]
-    unknown = set(record) - _FIELD_KEYS - _DECISION_KEYS
+    unknown = set(record) - _FIELD_KEYS - _DECISION_KEYS - _EVIDENCE_KEYS
     if unknown:
         raise SelectionError(f"{path}: field {name!r} has the unknown key {min(unknown)!r}.")
     score = record["score"]
@@ -257,7 +273,24 @@ def _check_record(record: Any, path: str) -> None:
 
 
 def _without_decision(record: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in record.items() if key not in _DECISION_KEYS}
+    left_out = _DECISION_KEYS | _EVIDENCE_KEYS
+    return {key: value for key, value in record.items() if key not in left_out}
+
+
+def _check_replicas(kept_in: tuple[Any, ...], replicas: Any, fields: int, path: str) -> None:
+    """Refuse counts that are not whole numbers up to the number of replicas, for all fields."""
+    expected = fields if replicas else 0
+    is_count = is_whole(replicas) and replicas >= 0
+    if not is_count or len(kept_in) != expected:
+        raise SelectionError(
+            f"{path}: expected replicas and, with them, kept_in for all fields, but found "
+            f"{replicas!r} replicas and kept_in for {len(kept_in)} of {fields} fields."
+        )
+    for count in kept_in:
+        if not is_whole(count) or not 0 <= count <= replicas:
+            raise SelectionError(
+                f"{path}: kept_in must be a whole number from 0 to {replicas}, but is {count!r}."
+            )
 
 
 def _refuse_other_fields(found: Fields, expected: Fields, path: str) -> None:
