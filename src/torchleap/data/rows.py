@@ -1,7 +1,10 @@
 """Rows: the encoded rows of one part of a task, read from disk or held in memory."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
+from zlib import crc32
 
 import numpy as np
 import torch
@@ -18,6 +21,25 @@ if TYPE_CHECKING:
     from .task import Task
 
 PARTS = ("train", "valid", "test")  # in the order in which their rows lie in a file
+Numbers = NDArray[np.int64]
+
+
+@dataclass(frozen=True, eq=False)
+class Division:
+    """Which rows of the files each part of a task has, where that is not the original split.
+
+    Attributes:
+        parts: The numbers of the rows of each part, counted over all rows of a file, rising.
+        rows: The number of rows of a file.
+    """
+
+    parts: Mapping[str, Numbers]
+    rows: int
+
+    @cached_property
+    def key(self) -> list[int]:
+        """A short name of the division."""
+        return [crc32(self.parts[part].tobytes()) for part in PARTS]
 
 
 class Rows:
@@ -33,6 +55,9 @@ class Rows:
         self.task = task
         self.part = part
         self._start = sum(task.rows[other] for other in before)
+        self._numbers: Numbers | None = None
+        if task.division is not None:
+            self._numbers = task.division.parts[part]
         self._held: Batch | None = None
 
     def __len__(self) -> int:
@@ -86,14 +111,18 @@ class Rows:
     @property
     def label(self) -> Tensor:
         """The labels of all rows, (rows,)."""
-        return torch.from_numpy(np.array(self._map("label.bin", np.float32, 1)[:, 0]))
+        return torch.from_numpy(self._all_of("label.bin", np.float32))
 
     @property
     def group(self) -> Tensor | None:
         """The groups of all rows, (rows,); None if the task has no groups."""
         if not self.task.roles["group"]:
             return None
-        return torch.from_numpy(np.array(self._map("group.bin", np.int32, 1)[:, 0]))
+        return torch.from_numpy(self._all_of("group.bin", np.int32))
+
+    def _all_of(self, name: str, dtype: type[np.generic]) -> NDArray[Any]:
+        """Return all rows of a file with one slot, (rows,)."""
+        return np.array(self._slice(name, dtype, 1, 0, len(self))[:, 0])
 
     def read(self, ranges: Ranges | list[list[int]]) -> Batch:
         """Read the rows of some ranges (start, stop) from disk, one range after the other."""
@@ -139,19 +168,32 @@ class Rows:
             bottom = top + stop - start
             left = 0
             for name, slots in files:
-                found[top:bottom, left : left + slots] = self._map(name, dtype, slots)[start:stop]
+                found[top:bottom, left : left + slots] = self._slice(
+                    name, dtype, slots, start, stop
+                )
                 left += slots
             top = bottom
         return torch.from_numpy(found)
 
-    def _map(self, name: str, dtype: type[np.generic], slots: int) -> NDArray[Any]:
-        """Return the rows of a file as an array that is read when it is used, (rows, slots)."""
+    def _slice(
+        self, name: str, dtype: type[np.generic], slots: int, start: int, stop: int
+    ) -> NDArray[Any]:
+        """Return some rows of this part from a file, (stop - start, slots)."""
+        if self._numbers is None:
+            return self._map(name, dtype, slots, self._start, len(self))[start:stop]
+        assert self.task.division is not None
+        return self._map(name, dtype, slots, 0, self.task.division.rows)[self._numbers[start:stop]]
+
+    def _map(
+        self, name: str, dtype: type[np.generic], slots: int, first: int, rows: int
+    ) -> NDArray[Any]:
+        """Return the rows of a file from the first one as an array that is read when it is used."""
         path = self.task.verified(name)
-        if not len(self):
+        if not rows:
             return np.empty((0, slots), dtype=dtype)
-        offset = self._start * np.dtype(dtype).itemsize * slots
+        offset = first * np.dtype(dtype).itemsize * slots
         try:
-            return np.memmap(path, dtype, "r", offset, (len(self), slots))
+            return np.memmap(path, dtype, "r", offset, (rows, slots))
         except (OSError, ValueError) as error:
             raise DataError(
                 f"{path} is damaged or gone: {first_line(error)}. "
