@@ -11,7 +11,7 @@ from ..data.task import Rows, Task
 from ..objectives import Metric, Predictions
 from ..training.evaluate import predict
 from .certificate import Certificate, Evidence, certificate_of
-from .change import change_of, mean_change
+from .change import Change, change_of, mean_change
 
 ROWS = "rows"  # the independent units where there are no groups
 
@@ -56,9 +56,7 @@ def certify(
     fraction = margin if relative else 0.0
     changes = []
     for one, other in pairs:
-        before = predictions(one, rows)
-        after = predictions(other, rows)
-        changes.append(change_of(chosen, before, after, relative=fraction))
+        changes.append(measured(rows, one, other, metric=chosen, relative=fraction))
     change = changes[0] if len(changes) == 1 else mean_change(changes)
     evidence = Evidence(
         rows=len(rows),
@@ -68,6 +66,28 @@ def certify(
     )
     absolute = margin * abs(change.before) if relative else margin
     return certificate_of(change, absolute, evidence, relative=margin if relative else None)
+
+
+def measured(
+    rows: Rows,
+    full: nn.Module,
+    small: nn.Module,
+    *,
+    metric: Metric | None = None,
+    relative: float = 0.0,
+) -> Change:
+    """Return the change of a metric from the model of all fields to the smaller one.
+
+    Args:
+        rows: The rows to measure on.
+        full: The model of all fields.
+        small: The smaller model.
+        metric: The metric; None is the headline metric of the task.
+        relative: A fraction of the metric of the first model that the margin is.
+    """
+    if metric is None:
+        metric = rows.task.objective.headline(rows.group)
+    return change_of(metric, predictions(full, rows), predictions(small, rows), relative=relative)
 
 
 def predictions(model: nn.Module, rows: Rows) -> Predictions:
