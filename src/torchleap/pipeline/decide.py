@@ -5,10 +5,8 @@ prune and fine-tune, compare; `_run` reads like that list.
 """
 
 import os
-import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -27,8 +25,8 @@ from ..models import named as backbone_named
 from ..plugin import Plugin
 from ..selection import Limits, Rule, Selection
 from ..surgery.plan import plan_of
-from ..training.fit import Hook, Run, Training
-from .checkpoint import FULL, SEARCH, claim, forget
+from ..training.fit import Hook, Training
+from .checkpoint import claim, forget
 from .evidence import (
     compare,
     curve_record,
@@ -42,6 +40,7 @@ from .evidence import (
     trajectories,
 )
 from .job import Job, without_rule
+from .pair import train_and_search
 from .record import (
     CurveRecord,
     CutRecord,
@@ -51,12 +50,12 @@ from .record import (
     SavingsRecord,
     SelectRecord,
 )
-from .retrain import retrain, seeded
-from .search import SearchResult, search
+from .retrain import seeded
+from .search import SearchResult
 from .serve import LAYOUT, MODEL, refuse_others, save_served
+from .stages import OnStage, Stages
 
 OF_HOOKS = ("gate_", "fall_std_")  # entries of the history that have one value per field
-OnStage = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -198,7 +197,7 @@ def decide(
     job.check()
     if job.folder is not None:
         claim(job.folder, job.settings(), given)
-    stages = _Stages(on_stage)
+    stages = Stages(on_stage)
     outcome = _run(job, stages)
     about = _About(roles or {}, findings, source, command)
     record = _record(job, outcome, about, stages.seconds)
@@ -208,21 +207,6 @@ def decide(
     if job.folder is not None and done and ranks.is_first():
         forget(job.folder)
     return Decision(outcome.selection, outcome.small, record.to_json(), task)
-
-
-class _Stages:
-    """Announces each stage, and measures its seconds."""
-
-    def __init__(self, on_stage: OnStage) -> None:
-        self.on_stage = on_stage
-        self.seconds: dict[str, float] = {}
-
-    @contextmanager
-    def __call__(self, name: str) -> Iterator[None]:
-        self.on_stage(name)
-        started = time.monotonic()
-        yield
-        self.seconds[name] = time.monotonic() - started
 
 
 @dataclass(frozen=True)
@@ -240,10 +224,10 @@ class _Outcome:
     savings: SavingsRecord
 
 
-def _run(job: Job, stages: _Stages) -> _Outcome:
+def _run(job: Job, stages: Stages) -> _Outcome:
     """Do all stages of a decision, one after the other."""
     task = job.task
-    full, trained, found = _train_and_search(job, stages)
+    full, trained, found = train_and_search(job, stages)
     selection, undecided = job.select(found)
     with stages("preparing"):
         plugin = job.plugin(found, full, selection)
@@ -259,26 +243,6 @@ def _run(job: Job, stages: _Stages) -> _Outcome:
         curve = curve_record(points, full, small, selection, task)
         savings = _savings(full, small, task)
     return _Outcome(found, selection, undecided, plugin, full, small, metrics, curve, savings)
-
-
-def _train_and_search(job: Job, stages: _Stages) -> tuple[nn.Module, Run | None, SearchResult]:
-    """Train the model of all fields and search; a price path does both in one run.
-
-    Returns:
-        The model of all fields, the run that trained the model to prune, and the search.
-    """
-    settings: dict[str, Any] = {"model": job.backbone, "method": job.method}
-    if job.trains_plain:
-        with stages("searching"):
-            found = search(job.task, **settings, **job.training_of(0.8, SEARCH))
-        assert found.plain is not None
-        return found.plain, found.run, found
-    with stages("training with all fields"):
-        full = retrain(job.task, model=job.backbone, **job.training_of(0.3, FULL))
-    with stages("searching"):
-        found = search(job.task, **settings, path=job.masks_fields, **job.training_of(0.5, SEARCH))
-    trained = found.run if job.trains_gates else full.run
-    return full.model, trained, found
 
 
 @dataclass(frozen=True)

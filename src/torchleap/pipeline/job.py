@@ -122,6 +122,7 @@ class Job:
         return {
             "training": self.limited(fraction),
             "seed": self.seed,
+            "order_seed": self.training.seed,
             "callbacks": self.callbacks,
             "checkpoint": self.path(saved_as),
             "keep_checkpoint": True,
@@ -183,14 +184,15 @@ class Job:
             "would be needed"
         )
 
-    def plugin(self, found: SearchResult, full: nn.Module, selection: Selection) -> Plugin:
-        """Return the gates of the model to prune.
+    def plugin(self, found: SearchResult | None, full: nn.Module, selection: Selection) -> Plugin:
+        """Return the gates of the model to prune; `found` is read where the search has gates.
 
         It is LeAP's own model, with the weights from the point of its path that fits the
         selection best, or for other methods a copy of `full` with open gates.
         """
         if not self.trains_gates:
             return with_means(copy.deepcopy(full), self.task, self.seed)
+        assert found is not None
         assert found.model is not None
         if found.snapshots:
             found.model.load_state_dict(snapshot_for(found.snapshots, selection.kept).weights)
