@@ -5,8 +5,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from .._common.checks import check_arguments, number
-from .._common.errors import DataError, MetricError
+from .._common.checks import number
+from .._common.errors import DataError, MetricError, TorchleapError
 from ..data.task import Rows, Task
 from ..objectives import Metric, Predictions
 from ..training.evaluate import predict
@@ -25,6 +25,7 @@ def certify(
     relative: bool = False,
     metric: str | Metric | None = None,
     blocked: Sequence[str] = (),
+    typical_training: float | None = None,
 ) -> Certificate:
     """Return whether a smaller model may replace the full one, by the test rows of a task.
 
@@ -44,8 +45,10 @@ def certify(
         relative: Whether the margin is a fraction of the full model's metric.
         metric: The metric, or its name; None is that of the task: GAUC with groups, else AUC.
         blocked: Reasons for which nothing may be called safe, one sentence each.
+        typical_training: The standard deviation of the metric's difference between two trainings,
+            for the note on what a single training leaves out; None if it is not known.
     """
-    check_arguments(margin=number(margin, above=0))
+    check_margin(margin)
     rows = task.test
     chosen = task.objective.headline(rows.group)
     if metric is not None:
@@ -63,6 +66,7 @@ def certify(
         support=task.objective.support(rows.label),
         unit=unit_of(task),
         blocked=blocked,
+        typical_training=typical_training,
     )
     absolute = margin * abs(change.before) if relative else margin
     return certificate_of(change, absolute, evidence, relative=margin if relative else None)
@@ -88,6 +92,15 @@ def measured(
     if metric is None:
         metric = rows.task.objective.headline(rows.group)
     return change_of(metric, predictions(full, rows), predictions(small, rows), relative=relative)
+
+
+def check_margin(margin: object) -> None:
+    """Raise a TorchleapError if a margin is not a number above 0."""
+    problem = number(margin, above=0)
+    if problem:
+        raise TorchleapError(
+            f"margin {problem}. Give the loss of the metric that is acceptable: margin=0.001."
+        )
 
 
 def predictions(model: nn.Module, rows: Rows) -> Predictions:

@@ -15,8 +15,12 @@ from torch import nn
 
 from .._common.files import replace_file, replace_together
 from .._common.plain import as_json, write_json
+from ..data.files.task_findings import copied_rows, task_findings
 from ..data.task import Task
 from ..distributed import ranks
+from ..evidence import Certificate, certify
+from ..evidence.blocked import blocked_by
+from ..evidence.typical_training import typical_training
 from ..export import Saved
 from ..methods import Method
 from ..methods import named as method_named
@@ -31,6 +35,7 @@ from .evidence import (
     compare,
     curve_record,
     field_records,
+    headline_of,
     known_metrics,
     masking_curve,
     path_curve,
@@ -42,6 +47,7 @@ from .evidence import (
 from .job import Job, without_rule
 from .pair import train_and_search
 from .record import (
+    CertificateRecord,
     CurveRecord,
     CutRecord,
     FindingRecord,
@@ -67,12 +73,15 @@ class Decision:
         model: The pruned and fine-tuned model.
         record: All that a report shows, as plain JSON: see `torchleap.pipeline.record`.
         task: The task that was decided on.
+        certificate: Whether the smaller model may replace the full one; None where no field is
+            dropped.
     """
 
     selection: Selection
     model: nn.Module = field(repr=False)
     record: dict[str, Any] = field(repr=False)
     task: Task = field(repr=False)
+    certificate: Certificate | None = field(repr=False, default=None)
 
     def save(
         self, folder: str | os.PathLike[str], also: Callable[[Path], None] = lambda made: None
@@ -108,7 +117,8 @@ class Decision:
                 by_name[f"{part}_{name}"] = value
         self.selection.save(folder / "selection.json")
         saved = save_served(self.model, self.task, self.selection, folder, by_name)
-        write_json(folder / "metrics.json", metrics, indent=1)
+        certificate = self.record["certificate"]
+        write_json(folder / "metrics.json", {**metrics, "certificate": certificate}, indent=1)
         with replace_file(folder / "history.jsonl") as path:
             path.write_text("".join(map(as_json, self.record["history"])), encoding="utf-8")
         write_json(folder / "report.json", self.record)
@@ -127,6 +137,8 @@ def decide(
     cost: float | None = None,
     worth: float | None = None,
     tolerance: float | str | None = None,
+    margin: float = 0.001,
+    relative: bool = False,
     seed: int = 0,
     time_limit: float | None = None,
     callbacks: Sequence[Hook] = (),
@@ -134,17 +146,19 @@ def decide(
     keep_checkpoint: bool = False,
     on_stage: OnStage = lambda stage: None,
     roles: Mapping[str, str] | None = None,
-    findings: Sequence[Mapping[str, Any]] = (),
+    findings: Sequence[Mapping[str, Any]] | None = None,
     source: str | None = None,
     command: str | None = None,
 ) -> Decision:
     """Score the fields, drop some by a rule, prune and fine-tune the model, and compare it.
 
     The pruned model is compared on the test rows with a model of all fields that was trained
-    without any selection. LeAP's own model is pruned, with the weights that it had on the path
-    when it had adapted to about these fields; the scores of other methods are applied to the model
-    of all fields. Where no field reaches a threshold, and, without a rule, where the
-    rows are too few to decide, all fields are kept and `record["undecided"]` is the reason.
+    without any selection; `decision.certificate` says whether it may replace that model. No stage
+    before the comparison reads the inputs of a test row. LeAP's own model is pruned, with the
+    weights that it had on the path when it had adapted to about these fields; the scores of other
+    methods are applied to the model of all fields. Where no field reaches a threshold, and, without
+    a rule, where the rows are too few to decide, all fields are kept and `record["undecided"]` is
+    the reason.
 
     On several ranks (`torchrun`) the ranks divide the trainings and all return the same decision;
     only the first one should save it.
@@ -164,6 +178,8 @@ def decide(
         tolerance: Keep the fewest fields whose validation metric is within this of the best on
             the path; "1se" is one standard error. Permutation, SHARK and SFS then have a path by
             masking, see `search`.
+        margin: The loss of the headline metric that is acceptable, above 0.
+        relative: Whether the margin is a fraction of the metric of the model of all fields.
         seed: The seed of all random choices.
         time_limit: About how many seconds everything may take: each stage then ends with the best
             that it has. None sets no limit.
@@ -173,7 +189,8 @@ def decide(
         keep_checkpoint: Keep it: the same call, also with another rule, then loads the trainings.
         on_stage: Called with the name of each stage when it begins.
         roles: The role of each field for the report, where the ground truth is known.
-        findings: Problems of the data for the report: `asdict` of those of `data.inspect`.
+        findings: Problems of the data: `asdict` of those of `data.inspect`. Some of them, such as a
+            leak of the label, forbid the word "safe". None inspects the train rows of the task.
         source: The file of the data, or other words for it, for the report.
         command: The command line that decides the same again, for the report.
     """
@@ -189,6 +206,8 @@ def decide(
         method=method_named(method),
         training=seeded(training, task, seed),
         given=given,
+        margin=margin,
+        relative=relative,
         seed=seed,
         time_limit=time_limit,
         callbacks=callbacks,
@@ -197,16 +216,19 @@ def decide(
     job.check()
     if job.folder is not None:
         claim(job.folder, job.settings(), given)
+    if findings is None:
+        findings = [asdict(one) for one in task_findings(task)]
     stages = Stages(on_stage)
-    outcome = _run(job, stages)
-    about = _About(roles or {}, findings, source, command)
+    outcome = _run(job, stages, findings)
+    about = _About(roles or {}, source, command)
     record = _record(job, outcome, about, stages.seconds)
     ranks.barrier()
     # An open decision may be followed by another rule, which needs no training.
     done = outcome.undecided is None and not keep_checkpoint
     if job.folder is not None and done and ranks.is_first():
         forget(job.folder)
-    return Decision(outcome.selection, outcome.small, record.to_json(), task)
+    certificate = outcome.certificate
+    return Decision(outcome.selection, outcome.small, record.to_json(), task, certificate)
 
 
 @dataclass(frozen=True)
@@ -222,12 +244,14 @@ class _Outcome:
     metrics: MetricsRecord
     curve: CurveRecord
     savings: SavingsRecord
+    certificate: Certificate | None
+    findings: Sequence[Mapping[str, Any]]
 
 
-def _run(job: Job, stages: Stages) -> _Outcome:
-    """Do all stages of a decision, one after the other."""
+def _run(job: Job, stages: Stages, findings: Sequence[Mapping[str, Any]]) -> _Outcome:
+    """Do all stages of a decision, one after the other; only the last one reads test rows."""
     task = job.task
-    full, trained, found = train_and_search(job, stages)
+    full, history, run, found = train_and_search(job, stages)
     selection, undecided = job.select(found)
     with stages("preparing"):
         plugin = job.plugin(found, full, selection)
@@ -237,12 +261,33 @@ def _run(job: Job, stages: Stages) -> _Outcome:
         else:
             points = masking_curve(plugin, selection, task)
     with stages("fine-tuning"):
-        small = job.prune(plugin, selection, trained)
+        small = job.prune(plugin, selection, run)
     with stages("comparing"):
-        metrics = compare(full, small, task)
-        curve = curve_record(points, full, small, selection, task)
-        savings = _savings(full, small, task)
-    return _Outcome(found, selection, undecided, plugin, full, small, metrics, curve, savings)
+        findings = [*findings, *map(asdict, copied_rows(task))]
+        certificate = None
+        if selection.dropped:
+            certificate = certify(
+                task,
+                full,
+                small,
+                job.margin,
+                relative=job.relative,
+                blocked=blocked_by(findings, selection.dropped),
+                typical_training=typical_training(history, headline_of(task)),
+            )
+        return _Outcome(
+            found=found,
+            selection=selection,
+            undecided=undecided,
+            plugin=plugin,
+            full=full,
+            small=small,
+            metrics=compare(full, small, task),
+            curve=curve_record(points, full, small, selection, task),
+            savings=_savings(full, small, task),
+            certificate=certificate,
+            findings=findings,
+        )
 
 
 @dataclass(frozen=True)
@@ -250,7 +295,6 @@ class _About:
     """The part of a report that only the caller knows: see the arguments of `decide`."""
 
     roles: Mapping[str, str]
-    findings: Sequence[Mapping[str, Any]]
     source: str | None
     command: str | None
 
@@ -263,6 +307,7 @@ def _record(
     selection = outcome.selection
     plan = plan_of(outcome.small)
     path = outcome.found.path
+    certificate = outcome.certificate
     return SelectRecord(
         title=f"Which fields are needed to predict {task.roles['label']!r}",
         command=about.command,
@@ -293,7 +338,8 @@ def _record(
         notes=plan.notes,
         undecided=outcome.undecided,
         seconds=seconds,
-        findings=[FindingRecord(**finding) for finding in about.findings],
+        findings=[FindingRecord(**finding) for finding in outcome.findings],
+        certificate=None if certificate is None else CertificateRecord.of(certificate),
     )
 
 

@@ -1,7 +1,8 @@
 """The two models of a decision: that of all fields and the smaller one, by one recipe."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import nn
 
@@ -9,7 +10,7 @@ from ..selection import Selection
 from ..training.fit import Run
 from .checkpoint import FULL, SEARCH
 from .job import Job
-from .retrain import retrain
+from .retrain import trained
 from .search import SearchResult, search
 from .stages import Stages
 
@@ -29,6 +30,15 @@ class Pair:
     own: Selection | None
 
 
+class Trained(NamedTuple):
+    """The model of all fields, its evaluations, the run of the model to prune, and the search."""
+
+    full: nn.Module
+    history: Sequence[Mapping[str, float]]
+    run: Run | None
+    found: SearchResult
+
+
 def train_pair(job: Job, selection: Selection | None = None) -> Pair:
     """Return both models, trained and pruned by the recipe of a decision.
 
@@ -39,33 +49,28 @@ def train_pair(job: Job, selection: Selection | None = None) -> Pair:
         job: The settings, with the seeds of this training.
         selection: The fields to keep; None keeps those that this training's own search selects.
     """
-    stages = Stages()
     if selection is not None and not job.trains_gates:
-        plain = retrain(job.task, model=job.backbone, **job.training_of(0.3, FULL))
+        plain = trained(job.task, model=job.backbone, **job.training_of(0.3, FULL))
         plugin = job.plugin(None, plain.model, selection)
-        return Pair(plain.model, job.prune(plugin, selection, plain.run), None)
-    full, trained, found = train_and_search(job, stages)
+        return Pair(plain.model, job.prune(plugin, selection, plain), None)
+    full, _, run, found = train_and_search(job, Stages())
     own, _ = job.select(found)
     kept = own if selection is None else selection
     plugin = job.plugin(found, full, kept)
-    return Pair(full, job.prune(plugin, kept, trained), own)
+    return Pair(full, job.prune(plugin, kept, run), own)
 
 
-def train_and_search(job: Job, stages: Stages) -> tuple[nn.Module, Run | None, SearchResult]:
-    """Train the model of all fields and search; a price path does both in one run.
-
-    Returns:
-        The model of all fields, the run that trained the model to prune, and the search.
-    """
+def train_and_search(job: Job, stages: Stages) -> Trained:
+    """Train the model of all fields and search; a price path does both in one run."""
     settings: dict[str, Any] = {"model": job.backbone, "method": job.method}
     if job.trains_plain:
         with stages("searching"):
             found = search(job.task, **settings, **job.training_of(0.8, SEARCH))
         assert found.plain is not None
-        return found.plain, found.run, found
+        return Trained(found.plain, found.plain_history, found.run, found)
     with stages("training with all fields"):
-        full = retrain(job.task, model=job.backbone, **job.training_of(0.3, FULL))
+        full = trained(job.task, model=job.backbone, **job.training_of(0.3, FULL))
     with stages("searching"):
         found = search(job.task, **settings, path=job.masks_fields, **job.training_of(0.5, SEARCH))
-    trained = found.run if job.trains_gates else full.run
-    return full.model, trained, found
+    run = found.run if job.trains_gates else full
+    return Trained(full.model, full.history, run, found)
