@@ -310,7 +310,7 @@ def _left_out(change: Change, evidence: Evidence) -> list[str]:
         most = round(-change.lowest_of_another(), 4) + 0.0
         return [
             f"The interval is that of the mean of {len(change.trainings)} trainings; in one more, "
-            f"the {title} loses at most {most:.4f} at {CONFIDENCE:.0%} confidence."
+            f"the {title} loses at most {most:.4f} at {100 * CONFIDENCE:.0f} % confidence."
         ]
     text = "The interval covers the chance of the rows, not that of another training"
     typical = evidence.typical_training

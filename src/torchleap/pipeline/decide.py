@@ -56,6 +56,8 @@ from .record import (
     SavingsRecord,
     SelectRecord,
 )
+from .repeat import RepeatBy
+from .reruns import Reruns, Settings
 from .retrain import seeded
 from .search import SearchResult
 from .serve import LAYOUT, MODEL, refuse_others, save_served
@@ -139,6 +141,9 @@ def decide(
     tolerance: float | str | None = None,
     margin: float = 0.001,
     relative: bool = False,
+    repeats: int = 1,
+    repeat_by: RepeatBy = "training",
+    folds: int | None = None,
     seed: int = 0,
     time_limit: float | None = None,
     callbacks: Sequence[Hook] = (),
@@ -180,6 +185,13 @@ def decide(
             masking, see `search`.
         margin: The loss of the headline metric that is acceptable, above 0.
         relative: Whether the margin is a fraction of the metric of the model of all fields.
+        repeats: The number of trainings that the certificate rests on: both models are trained
+            again on the same fields, so that its interval also covers the chance of training.
+        repeat_by: What differs between them: "training" is everything random, "weights" the
+            initial weights alone.
+        folds: The number of folds of a cross-fit: everything, the search included, is done once
+            per fold on the rows of the others, and the certificate rests on all rows. None uses
+            the test rows. The model is that of the task's own split in any case.
         seed: The seed of all random choices.
         time_limit: About how many seconds everything may take: each stage then ends with the best
             that it has. None sets no limit.
@@ -200,6 +212,7 @@ def decide(
     )
     if any(limit is not None for limit in limits.values()):
         given = Rule.of(**limits)
+    again = Settings(repeats, repeat_by, folds)
     job = Job(
         task=task,
         backbone=backbone_named(model),
@@ -212,14 +225,19 @@ def decide(
         time_limit=time_limit,
         callbacks=callbacks,
         folder=None if checkpoint is None else Path(checkpoint),
+        runs=again.runs,
     )
     job.check()
-    if job.folder is not None:
-        claim(job.folder, job.settings(), given)
+    reruns = Reruns(again, again.jobs(job))
+    for one in reruns.jobs:
+        one.check()
+    for one in (job, *reruns.jobs):
+        if one.folder is not None:
+            claim(one.folder, one.settings(), given)
     if findings is None:
         findings = [asdict(one) for one in task_findings(task)]
     stages = Stages(on_stage)
-    outcome = _run(job, stages, findings)
+    outcome = _run(job, stages, findings, reruns)
     about = _About(roles or {}, source, command)
     record = _record(job, outcome, about, stages.seconds)
     ranks.barrier()
@@ -246,9 +264,12 @@ class _Outcome:
     savings: SavingsRecord
     certificate: Certificate | None
     findings: Sequence[Mapping[str, Any]]
+    reruns: Reruns
 
 
-def _run(job: Job, stages: Stages, findings: Sequence[Mapping[str, Any]]) -> _Outcome:
+def _run(
+    job: Job, stages: Stages, findings: Sequence[Mapping[str, Any]], reruns: Reruns
+) -> _Outcome:
     """Do all stages of a decision, one after the other; only the last one reads test rows."""
     task = job.task
     full, history, run, found = train_and_search(job, stages)
@@ -262,6 +283,7 @@ def _run(job: Job, stages: Stages, findings: Sequence[Mapping[str, Any]]) -> _Ou
             points = masking_curve(plugin, selection, task)
     with stages("fine-tuning"):
         small = job.prune(plugin, selection, run)
+    reruns = reruns.run(selection, stages)
     with stages("comparing"):
         findings = [*findings, *map(asdict, copied_rows(task))]
         certificate = None
@@ -274,6 +296,7 @@ def _run(job: Job, stages: Stages, findings: Sequence[Mapping[str, Any]]) -> _Ou
                 relative=job.relative,
                 blocked=blocked_by(findings, selection.dropped),
                 typical_training=typical_training(history, headline_of(task)),
+                **reruns.evidence(),
             )
         return _Outcome(
             found=found,
@@ -287,6 +310,7 @@ def _run(job: Job, stages: Stages, findings: Sequence[Mapping[str, Any]]) -> _Ou
             savings=_savings(full, small, task),
             certificate=certificate,
             findings=findings,
+            reruns=reruns,
         )
 
 
@@ -340,6 +364,7 @@ def _record(
         seconds=seconds,
         findings=[FindingRecord(**finding) for finding in outcome.findings],
         certificate=None if certificate is None else CertificateRecord.of(certificate),
+        reruns=outcome.reruns.record(selection),
     )
 
 

@@ -45,6 +45,12 @@ class Job:
     time_limit: float | None
     callbacks: Sequence[Hook]
     folder: Path | None
+    runs: int = 1  # that share the time limit
+
+    @property
+    def tolerated(self) -> float:
+        """Return the fraction of the full model's metric that the margin is; 0 if it is none."""
+        return self.margin if self.relative else 0.0
 
     @property
     def trains_gates(self) -> bool:
@@ -103,7 +109,9 @@ class Job:
     def settings(self) -> dict[str, Any]:
         """Return the settings that a decision must share with its checkpoints."""
         task = self.task
-        limit = self.training.time_limit if self.time_limit is None else self.time_limit
+        limit = self.training.time_limit
+        if self.time_limit is not None:
+            limit = self.time_limit / self.runs
         return {
             "model": repr(self.backbone),
             "method": repr(self.method),
@@ -129,7 +137,7 @@ class Job:
         """Return the settings of a training that may take this fraction of the time."""
         if self.time_limit is None:
             return self.training
-        return replace(self.training, time_limit=fraction * self.time_limit)
+        return replace(self.training, time_limit=fraction * self.time_limit / self.runs)
 
     def path(self, name: str) -> Path | None:
         """Return the path of a checkpoint; None if nothing is saved."""

@@ -336,6 +336,7 @@ class CertificateRecord:
     needed: NeededRecord | None
     needed_as_measured: NeededRecord | None
     repeats: float
+    folds: float
     training_deviation: float | None
     typical_training: float | None
     reasons: Sequence[str]
@@ -353,6 +354,29 @@ class CertificateRecord:
                 content[key] = NeededRecord(**content[key])
         content["slices"] = [SliceRecord(**one) for one in content["slices"]]
         return cls(**content)
+
+
+@dataclass(frozen=True)
+class RerunsRecord:
+    """The further trainings of a decision.
+
+    Attributes:
+        kind: "repeats" on the same rows, or "folds" of a cross-fit.
+        repeat_by: What differs between repetitions: "training" or "weights"; None for folds.
+        seeds: The seed of each further training.
+        changes: The change of the headline metric in each, after minus before.
+        selections: The number of searches whose selections are compared; 0 if there was only one.
+        kept: In how many of them each field is kept; empty if there was only one.
+        jaccard: The mean agreement of two of them, from 0 to 1; None if there was only one.
+    """
+
+    kind: str
+    repeat_by: str | None
+    seeds: Sequence[float]
+    changes: Sequence[float]
+    selections: float
+    kept: Mapping[str, float]
+    jaccard: float | None
 
 
 @dataclass(frozen=True)
@@ -432,6 +456,7 @@ class SelectRecord(Record):
             which the others are masked; None for a method that has no path.
         certificate: Whether the smaller model may replace the full one; None where nothing is
             dropped, and in records of versions that made none.
+        reruns: The further trainings; None where there were none.
     """
 
     kind = "select"
@@ -457,6 +482,7 @@ class SelectRecord(Record):
     findings: Sequence[FindingRecord]
     path: PathRecord | None = None
     certificate: CertificateRecord | None = None
+    reruns: RerunsRecord | None = None
 
 
 # ---- a benchmark ----
