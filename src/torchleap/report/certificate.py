@@ -71,7 +71,7 @@ def why_undecided(record: Mapping[str, Any]) -> str:
     for key in ("needed", "needed_as_measured"):
         needed = dig(certificate, key) or {}
         if is_number(dig(needed, "rows")) and is_number(rows) and needed["rows"] > rows:
-            return f"{short}: about {_amount(certificate, needed)} would"
+            return f"{short}: about {_amount(certificate, needed)} would decide"
     return short
 
 
