@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+from torchleap.evidence.certificate import Evidence, certificate_of
 from torchleap.evidence.change import Change, change_of, crossfit_change, mean_change
 from torchleap.objectives import METRICS, Predictions
 
@@ -145,3 +146,24 @@ def test_the_bound_of_folds_covers_the_mean_difference_of_models_that_share_trai
     assert above / 400 <= 0.06
     assert below / 400 <= 0.06
     assert above_by_rows / 400 > 0.1  # the rows alone leave out that folds share train rows
+
+
+def test_more_rows_do_not_help_where_trainings_differ_by_more_than_the_margin():
+    rng = np.random.default_rng(7)
+    change = mean_change(simulated(rng, 300, 3, 0.1, 0.02))
+    assert change.units_needed(0.001) == math.inf
+    wide = change.units_needed(0.5)
+    assert wide > replace(change, trainings=()).units_needed(0.5)
+    certificate = certificate_of(change, 0.001, Evidence(rows=300, support=300))
+    assert certificate.verdict == "undecided"
+    assert certificate.needed is None
+    assert certificate.reasons[0].startswith("More rows alone would not decide: the 3 trainings")
+
+
+def test_the_units_that_decide_are_enough_for_the_bound_of_folds():
+    change = crossfit_change(
+        [simulated(np.random.default_rng(seed), 60, 1, 0.1, 0.0)[0] for seed in range(5)]
+    )
+    margin = 0.02
+    needed = change.units_needed(margin)
+    assert needed > replace(change, folds=()).units_needed(margin)

@@ -281,6 +281,11 @@ def _needed(change: Change, margin: float, gain: float, evidence: Evidence) -> N
 def _what_would_decide(change: Change, margin: float, evidence: Evidence) -> str:
     """Return in a sentence how many rows, of which kind, would decide."""
     needed = _needed(change, margin, 0.0, evidence)
+    if needed is None and change.training_error > 0:
+        return (
+            f"More rows alone would not decide: the {len(change.trainings)} trainings differ too "
+            "much for this margin. Give more repeats= or a larger margin."
+        )
     if needed is None:
         return "These rows show no chance at all, so nothing can be said of other rows."
     size = plural(needed.rows, "row")

@@ -168,6 +168,9 @@ class Change:
     def units_needed(self, margin: float, gain: float = 0.0, power: float = POWER) -> float:
         """Return how many units decide at this power whether the loss is within a margin.
 
+        The spread between folds falls with more units; that between trainings does not, so that
+        no number of units may be enough: infinity.
+
         Args:
             margin: The loss that is acceptable.
             gain: The true gain that is assumed. Below minus the margin the units show that it is
@@ -175,11 +178,19 @@ class Change:
             power: The probability that so many units decide it.
         """
         distance = abs(gain + margin)
-        if distance == 0:
-            return math.inf
         normal = NormalDist()
-        size = normal.inv_cdf(CONFIDENCE) + normal.inv_cdf(power)
-        return self.units * (size * self.row_error / distance) ** 2
+        by_power = normal.inv_cdf(power)
+        of_units = ((normal.inv_cdf(CONFIDENCE) + by_power) * self.row_error) ** 2
+        if self.fold_error > 0:
+            quantile = t_quantile(CONFIDENCE, len(self.folds) - 1)
+            of_units += ((quantile + by_power) * self.fold_error) ** 2
+        left = distance**2
+        if self.training_error > 0:
+            quantile = t_quantile(CONFIDENCE, len(self.trainings) - 1)
+            left -= ((quantile + by_power) * self.training_error) ** 2
+        if left <= 0:
+            return math.inf
+        return self.units * of_units / left
 
 
 def change_of(
