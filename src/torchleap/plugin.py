@@ -405,6 +405,7 @@ class Plugin:
                 takes too long, constants are fed instead, and a note reports it.
         """
         self._check(selection)
+        self.gates.wait_for_ranks()  # otherwise the means would change below, by the last step
         call = on_device(self._example(example), self.gates.theta.device)
         plain = attached(unsharded(self.model)) if units(self.model) else self
         if not self._has_checked_labels:

@@ -19,7 +19,7 @@ import torch
 
 WAIT = 20.0  # seconds that a rank waits for the others
 ROOT = Path(__file__).parents[2]
-TESTS = ("fit", "gates", "lost", "path", "ranks", "scale", "sharded", "stream", "window")
+TESTS = ("fit", "gates", "lost", "path", "ranks", "reruns", "scale", "sharded", "stream", "window")
 SERVER = get_context("forkserver")
 SERVER.set_forkserver_preload([f"{__package__}.test_{name}" for name in TESTS])
 

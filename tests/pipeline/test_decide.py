@@ -35,7 +35,7 @@ KEYS = {
     *("format", "kind", "title", "created", "command", "versions", "machine", "settings"),
     *("task", "method", "model", "model_settings", "training", "seed", "rule", "fields"),
     *("trajectories", "history", "curve", "metrics", "known_metrics", "savings", "cuts", "notes"),
-    *("seconds", "findings", "undecided", "path", "certificate", "rehearsal", "decoys"),
+    *("seconds", "findings", "undecided", "path", "certificate", "rehearsal", "decoys", "reruns"),
 }  # fmt: skip
 FIELD_KEYS = {
     *("name", "width", "cost", "protected", "group", "kind", "sparsity", "missing", "bytes"),

@@ -271,6 +271,35 @@ class CertificateOptions(Options):
 
 
 @dataclass(frozen=True)
+class RerunOptions(Options):
+    """How often select trains again, so that the certificate covers the chance of training."""
+
+    repeats: Annotated[
+        int,
+        typer.Option(help="Trainings of both models on the selected fields; 1 is a single one."),
+    ] = 1
+    repeat_by: Annotated[
+        str,
+        typer.Option(
+            help="What differs between them: training (everything random) or weights (the "
+            "initial weights alone)."
+        ),
+    ] = "training"
+    folds: Annotated[
+        int | None,
+        typer.Option(help="Do everything once per fold, so that every row is a test row once."),
+    ] = None
+
+    def settings(self) -> dict[str, Any]:
+        """Return the settings of `decide` for further trainings, checked."""
+        from ..pipeline.reruns import Settings
+
+        given = {"repeats": self.repeats, "repeat_by": self.repeat_by, "folds": self.folds}
+        Settings(**given)  # type: ignore[arg-type]
+        return given
+
+
+@dataclass(frozen=True)
 class ResultOptions(Options):
     """Where the results of select are written, and what is printed."""
 

@@ -19,6 +19,7 @@ from .options import (
     CsvOptions,
     FieldOptions,
     ReadOptions,
+    RerunOptions,
     ResultOptions,
     RuleOptions,
     SearchOptions,
@@ -44,6 +45,7 @@ def select(
     rules: RuleOptions,
     prices: FieldOptions,
     certificate: CertificateOptions,
+    reruns: RerunOptions,
     results: ResultOptions,
 ) -> None:
     """Find the fields that a model can do without, and write the smaller model with a report.
@@ -56,7 +58,7 @@ def select(
     context.with_resource(alone(results.out))
     check_unused(results.out, resume=results.resume, force=results.force)
     # checked before the data is read
-    settings = {**_settings(search, rules), **certificate.settings()}
+    settings = {**_settings(search, rules), **certificate.settings(), **reruns.settings()}
     started = time.time() - CLOCK
     task, findings = _read(context, file, reading, prices, csv, search.seed)
     settings["training"] = _suited(settings["training"], task, search.batch)

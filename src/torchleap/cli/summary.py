@@ -30,7 +30,16 @@ def json_of(decision: Decision, out: Path) -> dict[str, Any]:
         "kept": decision.selection.kept,
         "dropped": decision.selection.dropped,
     }
-    for key in ("rule", "metrics", "savings", "seconds", "findings", "undecided", "certificate"):
+    for key in (
+        "rule",
+        "metrics",
+        "savings",
+        "seconds",
+        "findings",
+        "undecided",
+        "certificate",
+        "reruns",
+    ):
         found[key] = record[key]
     if record["rehearsal"] is not None:
         found["rehearsal"] = record["rehearsal"]
@@ -85,11 +94,12 @@ def _show_evidence(
 ) -> None:
     """Print the comparison of both models, or why all fields stay."""
     from ..report.certificate import left_out
+    from ..report.reruns import sentences
     from ..report.verdict import advice, certainty, further_reasons, rule, savings, tolerance
 
     if selection.dropped:
         show(f"{measured(record)} {certainty(record)}")
-        for sentence in (*further_reasons(record), *left_out(record)):
+        for sentence in (*further_reasons(record), *sentences(record), *left_out(record)):
             show(sentence)
         show(savings(record))
         if tolerance(record) or {"worth", "fdr"} & set(record["rule"]):

@@ -1,7 +1,10 @@
 """Rows: the encoded rows of one part of a task, read from disk or held in memory."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
+from zlib import crc32
 
 import numpy as np
 import torch
@@ -22,6 +25,25 @@ CONTENTS = "rows.bin"
 File = tuple[str, int, int | None]  # its name, its slots, and the order of its rows
 
 PARTS = ("train", "valid", "test")  # in the order in which their rows lie in a file
+Numbers = NDArray[np.int64]
+
+
+@dataclass(frozen=True, eq=False)
+class Division:
+    """Which rows of the files each part of a task has, where that is not the original split.
+
+    Attributes:
+        parts: The numbers of the rows of each part, counted over all rows of a file, rising.
+        rows: The number of rows of a file.
+    """
+
+    parts: Mapping[str, Numbers]
+    rows: int
+
+    @cached_property
+    def key(self) -> list[int]:
+        """A short name of the division."""
+        return [crc32(self.parts[part].tobytes()) for part in PARTS]
 
 
 class Rows:
@@ -37,6 +59,9 @@ class Rows:
         self.task = task
         self.part = part
         self._start = sum(task.rows[other] for other in before)
+        self._numbers: Numbers | None = None
+        if task.division is not None:
+            self._numbers = task.division.parts[part]
         self._held: Batch | None = None
         self._orders: dict[int, NDArray[np.int64]] = {}  # by their seed
 
@@ -91,14 +116,18 @@ class Rows:
     @property
     def label(self) -> Tensor:
         """The labels of all rows, (rows,)."""
-        return torch.from_numpy(np.array(self._map("label.bin", np.float32, 1)[:, 0]))
+        return torch.from_numpy(self._all_of("label.bin", np.float32))
 
     @property
     def group(self) -> Tensor | None:
         """The groups of all rows, (rows,); None if the task has no groups."""
         if not self.task.roles["group"]:
             return None
-        return torch.from_numpy(np.array(self._map("group.bin", np.int32, 1)[:, 0]))
+        return torch.from_numpy(self._all_of("group.bin", np.int32))
+
+    def _all_of(self, name: str, dtype: type[np.generic]) -> NDArray[Any]:
+        """Return all rows of a file with one slot, (rows,)."""
+        return np.array(self._some_of(name, dtype, 1, slice(None))[:, 0])
 
     @property
     def contents(self) -> NDArray[np.uint64] | None:
@@ -108,7 +137,7 @@ class Rows:
         """
         if CONTENTS not in self.task.files:
             return None
-        found: NDArray[np.uint64] = np.array(self._map(CONTENTS, np.uint64, 1)[:, 0])
+        found: NDArray[np.uint64] = self._all_of(CONTENTS, np.uint64)
         return found
 
     def read(self, ranges: Ranges | list[list[int]]) -> Batch:
@@ -169,19 +198,30 @@ class Rows:
                 chosen: slice | NDArray[np.int64] = slice(start, stop)
                 if order is not None:
                     chosen = self._order(order)[start:stop]
-                found[top:bottom, left : left + slots] = self._map(name, dtype, slots)[chosen]
+                found[top:bottom, left : left + slots] = self._some_of(name, dtype, slots, chosen)
                 left += slots
             top = bottom
         return torch.from_numpy(found)
 
-    def _map(self, name: str, dtype: type[np.generic], slots: int) -> NDArray[Any]:
-        """Return the rows of a file as an array that is read when it is used, (rows, slots)."""
+    def _some_of(
+        self, name: str, dtype: type[np.generic], slots: int, chosen: slice | Numbers
+    ) -> NDArray[Any]:
+        """Return some rows of this part from a file, (chosen, slots)."""
+        if self._numbers is None:
+            return self._map(name, dtype, slots, self._start, len(self))[chosen]
+        assert self.task.division is not None
+        return self._map(name, dtype, slots, 0, self.task.division.rows)[self._numbers[chosen]]
+
+    def _map(
+        self, name: str, dtype: type[np.generic], slots: int, first: int, rows: int
+    ) -> NDArray[Any]:
+        """Return the rows of a file from the first one as an array that is read when it is used."""
         path = self.task.verified(name)
-        if not len(self):
+        if not rows:
             return np.empty((0, slots), dtype=dtype)
-        offset = self._start * np.dtype(dtype).itemsize * slots
+        offset = first * np.dtype(dtype).itemsize * slots
         try:
-            return np.memmap(path, dtype, "r", offset, (len(self), slots))
+            return np.memmap(path, dtype, "r", offset, (rows, slots))
         except (OSError, ValueError) as error:
             raise DataError(
                 f"{path} is damaged or gone: {first_line(error)}. "

@@ -17,7 +17,7 @@ from .batches import Batch, Batches
 from .checksums import verify
 from .columns import TaskColumn
 from .manifest import DEFAULT_OBJECTIVE, Manifest
-from .rows import PARTS, Rows
+from .rows import PARTS, Division, Rows
 from .sketch import Sketch
 
 REMEMBERED = 1 << 14  # hashes of the train and valid rows of a task
@@ -40,6 +40,7 @@ class Task:
         protected: The names of fields that are always kept.
         files: The size in bytes and the checksum of each file, by its name.
         objective: What a model is trained for: the loss, the link and the metrics of the label.
+        division: Which rows each part has, where it is a fold; None is the split of the files.
     """
 
     folder: Path
@@ -51,6 +52,7 @@ class Task:
     protected: frozenset[str] = frozenset()
     files: Mapping[str, Sequence[int]] = field(default_factory=dict, repr=False)
     objective: Objective = OBJECTIVES[DEFAULT_OBJECTIVE]
+    division: Division | None = field(default=None, repr=False)
 
     @classmethod
     def load(cls, folder: Path, keep: Any = None) -> "Task":
@@ -118,6 +120,8 @@ class Task:
         }
         if self.objective.name != DEFAULT_OBJECTIVE:
             content["objective"] = self.objective.name
+        if self.division is not None:
+            content["division"] = self.division.key
         return key_of(content)
 
     @cached_property

@@ -82,6 +82,8 @@ class Certificate:
         needed: How much evidence would decide if both models are equally good; None if decided.
         needed_as_measured: The same if the change is as large as measured.
         repeats: The number of trainings behind it.
+        folds: The number of folds, each of which was tested by models that were trained on the
+            others; 0 where the test rows of the task are used.
         training_deviation: The standard deviation of the change between trainings; None where
             there was one training.
         typical_training: The same as estimated from one training; None if not known.
@@ -108,6 +110,7 @@ class Certificate:
     needed: Needed | None
     needed_as_measured: Needed | None
     repeats: int = 1
+    folds: int = 0
     training_deviation: float | None = None
     typical_training: float | None = None
     reasons: tuple[str, ...] = ()
@@ -156,6 +159,10 @@ class Certificate:
         )
         if self.unit != "rows":
             text += f" of {self.units:,} groups ({self.unit})"
+        if self.folds:
+            text += f", each scored by models that were trained on the other of {self.folds} folds"
+        if self.repeats > 1:
+            text += f", mean of {self.repeats} trainings"
         return f"{text}."
 
 
@@ -223,6 +230,7 @@ def certificate_of(
         needed=needed,
         needed_as_measured=as_measured,
         repeats=max(1, len(change.trainings)),
+        folds=len(change.folds),
         training_deviation=_or_none(change.training_deviation),
         typical_training=evidence.typical_training,
         reasons=tuple(reasons),
@@ -273,6 +281,11 @@ def _needed(change: Change, margin: float, gain: float, evidence: Evidence) -> N
 def _what_would_decide(change: Change, margin: float, evidence: Evidence) -> str:
     """Return in a sentence how many rows, of which kind, would decide."""
     needed = _needed(change, margin, 0.0, evidence)
+    if needed is None and change.training_error > 0:
+        return (
+            f"More rows alone would not decide: the {len(change.trainings)} trainings differ too "
+            "much for this margin. Give more repeats= or a larger margin."
+        )
     if needed is None:
         return "These rows show no chance at all, so nothing can be said of other rows."
     size = plural(needed.rows, "row")
@@ -291,14 +304,25 @@ def _what_would_decide(change: Change, margin: float, evidence: Evidence) -> str
 
 def _left_out(change: Change, evidence: Evidence) -> list[str]:
     """Return what the interval does not cover, in one sentence each."""
+    title = change.metric.title
+    if len(change.folds) > 1:
+        return [
+            f"It is about models that are trained like this: the {len(change.folds)} folds have a "
+            "model each, and the interval covers the chance of rows and of trainings."
+        ]
     if len(change.trainings) > 1:
-        return []
+        # `+ 0.0` makes a rounded -0 a 0
+        most = round(-change.lowest_of_another(), 4) + 0.0
+        return [
+            f"The interval is that of the mean of {len(change.trainings)} trainings; in one more, "
+            f"the {title} loses at most {most:.4f} at {100 * CONFIDENCE:.0f} % confidence."
+        ]
     text = "The interval covers the chance of the rows, not that of another training"
     typical = evidence.typical_training
     if typical is None:
         return [f"{text}: repeats=3 trains and prunes three times and covers both."]
     return [
-        f"{text}, by which the {change.metric.title} typically varies by {typical:.4f} (one "
+        f"{text}, by which the {title} typically varies by {typical:.4f} (one "
         "standard deviation); repeats=3 covers both."
     ]
 

@@ -1,6 +1,7 @@
 """certify: compare a smaller model with the full one on rows that neither has seen."""
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -12,9 +13,21 @@ from ..objectives import Metric, Predictions
 from ..training.evaluate import predict
 from ..training.trained_on import refuse_same_part, refuse_seen
 from .certificate import Certificate, Evidence, certificate_of
-from .change import change_of, mean_change
+from .change import Change, change_of, crossfit_change, mean_change
 
 ROWS = "rows"  # the independent units where there are no groups
+
+
+class FoldChange(NamedTuple):
+    """The change of a metric in one fold.
+
+    Attributes:
+        rows: The rows that the fold is tested on, which no other fold is.
+        change: The change on these rows, of models that were trained on the others.
+    """
+
+    rows: Rows
+    change: Change
 
 
 def certify(
@@ -27,6 +40,8 @@ def certify(
     metric: str | Metric | None = None,
     blocked: Sequence[str] = (),
     typical_training: float | None = None,
+    repeated: Sequence[Change] = (),
+    folds: Sequence[FoldChange] = (),
 ) -> Certificate:
     """Return whether a smaller model may replace the full one, by the test rows of a task.
 
@@ -48,6 +63,9 @@ def certify(
         blocked: Reasons for which nothing may be called safe, one sentence each.
         typical_training: The standard deviation of the metric's difference between two trainings,
             for the note on what a single training leaves out; None if it is not known.
+        repeated: The changes of further trainings on the test rows, as `measured` returns them,
+            whose models are not at hand.
+        folds: The changes of a cross-fit, which then are the evidence in place of both models.
     """
     check_margin(margin)
     rows = task.test
@@ -61,19 +79,44 @@ def certify(
     fraction = margin if relative else 0.0
     changes = []
     for one, other in pairs:
-        before = predictions(one, rows)
-        after = predictions(other, rows)
-        changes.append(change_of(chosen, before, after, relative=fraction))
+        changes.append(measured(rows, one, other, metric=chosen, relative=fraction))
+    changes += repeated
     change = changes[0] if len(changes) == 1 else mean_change(changes)
+    label = rows.label
+    if folds:
+        change = crossfit_change([one.change for one in folds])
+        label = torch.cat([one.rows.label for one in folds])
     evidence = Evidence(
-        rows=len(rows),
-        support=task.objective.support(rows.label),
+        rows=len(label),
+        support=task.objective.support(label),
         unit=unit_of(task),
         blocked=blocked,
         typical_training=typical_training,
     )
     absolute = margin * abs(change.before) if relative else margin
     return certificate_of(change, absolute, evidence, relative=margin if relative else None)
+
+
+def measured(
+    rows: Rows,
+    full: nn.Module,
+    small: nn.Module,
+    *,
+    metric: Metric | None = None,
+    relative: float = 0.0,
+) -> Change:
+    """Return the change of a metric from the model of all fields to the smaller one.
+
+    Args:
+        rows: The rows to measure on.
+        full: The model of all fields.
+        small: The smaller model.
+        metric: The metric; None is the headline metric of the task.
+        relative: A fraction of the metric of the first model that the margin is.
+    """
+    if metric is None:
+        metric = rows.task.objective.headline(rows.group)
+    return change_of(metric, predictions(full, rows), predictions(small, rows), relative=relative)
 
 
 def check_margin(margin: object) -> None:

@@ -15,6 +15,7 @@ NOTE = "decision.json"  # holds the settings that the checkpoints belong to
 FULL = "full.pt"
 SEARCH = "search"
 FINE_TUNING = "fine.pt"
+FURTHER = ("repeat-*", "fold-*")  # folders of further trainings, each like the folder itself
 
 
 def is_saved(checkpoint: str | os.PathLike[str]) -> bool:
@@ -26,6 +27,9 @@ def is_saved(checkpoint: str | os.PathLike[str]) -> bool:
 def forget(checkpoint: str | os.PathLike[str]) -> None:
     """Remove what `decide` has saved in a folder, and the folder if nothing else is in it."""
     folder = Path(checkpoint)
+    for pattern in FURTHER:
+        for further in folder.glob(pattern):
+            forget(further)
     searched = folder / SEARCH
     saved = {folder: (FULL, FINE_TUNING, NOTE), searched: ("*.pt", "search.txt")}
     for place, patterns in saved.items():

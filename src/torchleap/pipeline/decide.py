@@ -6,13 +6,11 @@ prune and fine-tune, compare; `_run` reads like that list.
 
 import os
 import shutil
-import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from torch import nn
 
@@ -34,8 +32,8 @@ from ..models import named as backbone_named
 from ..plugin import Plugin
 from ..selection import Limits, Rule, Selection
 from ..surgery.plan import plan_of
-from ..training.fit import Hook, Run, Training
-from .checkpoint import FULL, SEARCH, claim, forget
+from ..training.fit import Hook, Training
+from .checkpoint import claim, forget
 from .evidence import (
     compare,
     curve_record,
@@ -51,6 +49,7 @@ from .evidence import (
 )
 from .full import Compared, save_full
 from .job import Job, without_rule
+from .pair import train_and_search
 from .record import (
     CertificateRecord,
     CurveRecord,
@@ -62,13 +61,15 @@ from .record import (
     SavingsRecord,
     SelectRecord,
 )
-from .retrain import seeded, trained
-from .search import SearchResult, search
+from .repeat import RepeatBy
+from .reruns import Reruns, Settings
+from .retrain import seeded
+from .search import SearchResult
 from .serve import FULL as FULL_MODEL
 from .serve import LAYOUT, MODEL, refuse_others, save_served
+from .stages import OnStage, Stages
 
 OF_HOOKS = ("gate_", "fall_std_")  # entries of the history that have one value per field
-OnStage = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -161,6 +162,9 @@ def decide(
     fdr: float | None = None,
     margin: float = 0.001,
     relative: bool = False,
+    repeats: int = 1,
+    repeat_by: RepeatBy = "training",
+    folds: int | None = None,
     seed: int = 0,
     time_limit: float | None = None,
     callbacks: Sequence[Hook] = (),
@@ -206,6 +210,13 @@ def decide(
             pruned; see `search`.
         margin: The loss of the headline metric that is acceptable, above 0.
         relative: Whether the margin is a fraction of the metric of the model of all fields.
+        repeats: The number of trainings that the certificate rests on: both models are trained
+            again on the same fields, so that its interval also covers the chance of training.
+        repeat_by: What differs between them: "training" is everything random, "weights" the
+            initial weights alone.
+        folds: The number of folds of a cross-fit: everything, the search included, is done once
+            per fold on the rows of the others, and the certificate rests on all rows. None uses
+            the test rows. The model is that of the task's own split in any case.
         seed: The seed of all random choices.
         time_limit: About how many seconds everything may take: each stage then ends with the best
             that it has. None sets no limit.
@@ -233,6 +244,7 @@ def decide(
     )
     if any(limit is not None for limit in limits.values()):
         given = Rule.of(**limits)
+    again = Settings(repeats, repeat_by, folds)
     job = Job(
         task=task,
         backbone=backbone_named(model),
@@ -245,14 +257,19 @@ def decide(
         time_limit=time_limit,
         callbacks=callbacks,
         folder=None if checkpoint is None else Path(checkpoint),
+        runs=again.runs,
     )
     job.check()
-    if job.folder is not None:
-        claim(job.folder, job.settings(), given)
+    reruns = Reruns(again, again.jobs(job))
+    for one in reruns.jobs:
+        one.check()
+    for one in (job, *reruns.jobs):
+        if one.folder is not None:
+            claim(one.folder, one.settings(), given)
     if findings is None:
         findings = [asdict(one) for one in task_findings(task)]
-    stages = _Stages(on_stage)
-    outcome = _run(job, stages, findings)
+    stages = Stages(on_stage)
+    outcome = _run(job, stages, findings, reruns)
     about = _About(roles or {}, source, command, ab)
     record = _record(job, outcome, about, stages.seconds)
     ranks.barrier()
@@ -270,21 +287,6 @@ def decide(
     )
 
 
-class _Stages:
-    """Announces each stage, and measures its seconds."""
-
-    def __init__(self, on_stage: OnStage) -> None:
-        self.on_stage = on_stage
-        self.seconds: dict[str, float] = {}
-
-    @contextmanager
-    def __call__(self, name: str) -> Iterator[None]:
-        self.on_stage(name)
-        started = time.monotonic()
-        yield
-        self.seconds[name] = time.monotonic() - started
-
-
 @dataclass(frozen=True)
 class _Outcome:
     """The results of all stages."""
@@ -300,12 +302,15 @@ class _Outcome:
     savings: SavingsRecord
     certificate: Certificate | None
     findings: Sequence[Mapping[str, Any]]
+    reruns: Reruns
 
 
-def _run(job: Job, stages: _Stages, findings: Sequence[Mapping[str, Any]]) -> _Outcome:
+def _run(
+    job: Job, stages: Stages, findings: Sequence[Mapping[str, Any]], reruns: Reruns
+) -> _Outcome:
     """Do all stages of a decision, one after the other; only the last one reads test rows."""
     task = job.task
-    full, history, run, found = _train_and_search(job, stages)
+    full, history, run, found = train_and_search(job, stages)
     selection, undecided = job.select(found)
     with stages("preparing"):
         plugin = job.plugin(found, full, selection)
@@ -316,6 +321,7 @@ def _run(job: Job, stages: _Stages, findings: Sequence[Mapping[str, Any]]) -> _O
             points = masking_curve(plugin, selection, task)
     with stages("fine-tuning"):
         small = job.prune(plugin, selection, run)
+    reruns = reruns.run(selection, stages)
     with stages("comparing"):
         findings = [*findings, *map(asdict, copied_rows(task))]
         certificate = None
@@ -328,6 +334,7 @@ def _run(job: Job, stages: _Stages, findings: Sequence[Mapping[str, Any]]) -> _O
                 relative=job.relative,
                 blocked=blocked_by(findings, selection.dropped),
                 typical_training=typical_training(history, headline_of(task)),
+                **reruns.evidence(),
             )
         return _Outcome(
             found=found,
@@ -341,33 +348,8 @@ def _run(job: Job, stages: _Stages, findings: Sequence[Mapping[str, Any]]) -> _O
             savings=_savings(full, small, task),
             certificate=certificate,
             findings=findings,
+            reruns=reruns,
         )
-
-
-class _Trained(NamedTuple):
-    """The model of all fields, its evaluations, the run of the model to prune, and the search."""
-
-    full: nn.Module
-    history: Sequence[Mapping[str, float]]
-    run: Run | None
-    found: SearchResult
-
-
-def _train_and_search(job: Job, stages: _Stages) -> _Trained:
-    """Train the model of all fields and search; a price path does both in one run."""
-    settings: dict[str, Any] = {"model": job.backbone, "method": job.method}
-    if job.trains_plain:
-        with stages("searching"):
-            found = search(job.task, **settings, **job.training_of(0.8, SEARCH))
-        assert found.plain is not None
-        return _Trained(found.plain, found.plain_history, found.run, found)
-    with stages("training with all fields"):
-        full = trained(job.task, model=job.backbone, **job.training_of(0.3, FULL))
-    settings |= {"path": job.masks_fields, "fdr": job.fdr}
-    with stages("searching"):
-        found = search(job.task, **settings, **job.training_of(0.5, SEARCH))
-    run = found.run if job.trains_gates else full
-    return _Trained(full.model, full.history, run, found)
 
 
 @dataclass(frozen=True)
@@ -439,6 +421,7 @@ def _record(
         findings=[FindingRecord(**finding) for finding in outcome.findings],
         certificate=None if certificate is None else CertificateRecord.of(certificate),
         rehearsal=_rehearsal(job, outcome) if about.ab else None,
+        reruns=outcome.reruns.record(selection),
     )
 
 

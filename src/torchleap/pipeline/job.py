@@ -45,6 +45,12 @@ class Job:
     time_limit: float | None
     callbacks: Sequence[Hook]
     folder: Path | None
+    runs: int = 1  # that share the time limit
+
+    @property
+    def tolerated(self) -> float:
+        """Return the fraction of the full model's metric that the margin is; 0 if it is none."""
+        return self.margin if self.relative else 0.0
 
     @property
     def has_decoys(self) -> bool:
@@ -119,7 +125,9 @@ class Job:
     def settings(self) -> dict[str, Any]:
         """Return the settings that a decision must share with its checkpoints."""
         task = self.task
-        limit = self.training.time_limit if self.time_limit is None else self.time_limit
+        limit = self.training.time_limit
+        if self.time_limit is not None:
+            limit = self.time_limit / self.runs
         return {
             "model": repr(self.backbone),
             "method": repr(self.method),
@@ -136,6 +144,7 @@ class Job:
         return {
             "training": self.limited(fraction),
             "seed": self.seed,
+            "order_seed": self.training.seed,
             "callbacks": self.callbacks,
             "checkpoint": self.path(saved_as),
             "keep_checkpoint": True,
@@ -145,7 +154,7 @@ class Job:
         """Return the settings of a training that may take this fraction of the time."""
         if self.time_limit is None:
             return self.training
-        return replace(self.training, time_limit=fraction * self.time_limit)
+        return replace(self.training, time_limit=fraction * self.time_limit / self.runs)
 
     def path(self, name: str) -> Path | None:
         """Return the path of a checkpoint; None if nothing is saved."""
@@ -201,14 +210,15 @@ class Job:
             "would be needed"
         )
 
-    def plugin(self, found: SearchResult, full: nn.Module, selection: Selection) -> Plugin:
-        """Return the gates of the model to prune.
+    def plugin(self, found: SearchResult | None, full: nn.Module, selection: Selection) -> Plugin:
+        """Return the gates of the model to prune; `found` is read where the search has gates.
 
         It is LeAP's own model, with the weights from the point of its path that fits the
         selection best, or for other methods a copy of `full` with open gates.
         """
         if not self.trains_gates:
             return with_means(copy.deepcopy(full), self.task, self.seed)
+        assert found is not None
         assert found.model is not None
         if found.snapshots:
             found.model.load_state_dict(snapshot_for(found.snapshots, selection.kept).weights)

@@ -374,6 +374,7 @@ class CertificateRecord:
     needed: NeededRecord | None
     needed_as_measured: NeededRecord | None
     repeats: float
+    folds: float
     training_deviation: float | None
     typical_training: float | None
     reasons: Sequence[str]
@@ -391,6 +392,29 @@ class CertificateRecord:
                 content[key] = NeededRecord(**content[key])
         content["slices"] = [SliceRecord(**one) for one in content["slices"]]
         return cls(**content)
+
+
+@dataclass(frozen=True)
+class RerunsRecord:
+    """The further trainings of a decision.
+
+    Attributes:
+        kind: "repeats" on the same rows, or "folds" of a cross-fit.
+        repeat_by: What differs between repetitions: "training" or "weights"; None for folds.
+        seeds: The seed of each further training.
+        changes: The change of the headline metric in each, after minus before.
+        selections: The number of searches whose selections are compared; 0 if there was only one.
+        kept: In how many of them each field is kept; empty if there was only one.
+        jaccard: The mean agreement of two of them, from 0 to 1; None if there was only one.
+    """
+
+    kind: str
+    repeat_by: str | None
+    seeds: Sequence[float]
+    changes: Sequence[float]
+    selections: float
+    kept: Mapping[str, float]
+    jaccard: float | None
 
 
 @dataclass(frozen=True)
@@ -473,6 +497,7 @@ class SelectRecord(Record):
         rehearsal: The size of an online test, as `Rehearsal.to_json` returns it; None if it was
             not asked for.
         decoys: The decoys that the fields have competed with; None for another rule than `fdr`.
+        reruns: The further trainings; None where there were none.
     """
 
     kind = "select"
@@ -500,6 +525,7 @@ class SelectRecord(Record):
     certificate: CertificateRecord | None = None
     rehearsal: Mapping[str, Any] | None = None
     decoys: DecoysRecord | None = None
+    reruns: RerunsRecord | None = None
 
 
 # ---- a benchmark ----

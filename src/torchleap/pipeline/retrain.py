@@ -41,6 +41,7 @@ def retrain(
     model: str | Backbone = "wide_deep",
     training: Training | None = None,
     seed: int = 0,
+    order_seed: int | None = None,
     callbacks: Sequence[Hook] = (),
     checkpoint: str | os.PathLike[str] | None = None,
     keep_checkpoint: bool = False,
@@ -53,6 +54,7 @@ def retrain(
         model: The backbone, or its name.
         training: The settings of the training; None is the default with a suitable batch.
         seed: The seed of the weights and of the order of the rows.
+        order_seed: The seed of the order of the rows and of dropout alone; None is `seed`.
         callbacks: Hooks that watch the training, as in `torchleap.callbacks`.
         checkpoint: A file to save the training to and, if it exists, to resume from; it is
             removed at the end. None saves nothing.
@@ -64,6 +66,7 @@ def retrain(
         model=model,
         training=seeded(training, task, seed),
         seed=seed,
+        order_seed=order_seed,
         callbacks=callbacks,
         checkpoint=checkpoint,
         keep_checkpoint=keep_checkpoint,
@@ -81,6 +84,7 @@ def trained(
     model: str | Backbone = "wide_deep",
     training: Training | None = None,
     seed: int = 0,
+    order_seed: int | None = None,
     callbacks: Sequence[Hook] = (),
     checkpoint: str | os.PathLike[str] | None = None,
     keep_checkpoint: bool = False,
@@ -93,7 +97,7 @@ def trained(
     return fit(
         build(model, task),
         task,
-        seeded(training, task, seed),
+        seeded(training, task, seed if order_seed is None else order_seed),
         hooks=callbacks,
         checkpoint=checkpoint,
         keep_checkpoint=keep_checkpoint,

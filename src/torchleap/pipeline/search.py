@@ -181,6 +181,7 @@ def search(
     method: str | Method = "leap",
     training: Training | None = None,
     seed: int = 0,
+    order_seed: int | None = None,
     path: bool = False,
     fdr: float | None = None,
     decoys: int | None = None,
@@ -200,6 +201,7 @@ def search(
         method: The method, or its name.
         training: The settings of the training; None is the default with a suitable batch.
         seed: The seed of the weights, of the order of the rows and of the method.
+        order_seed: The seed of the order of the rows and of dropout alone; None is `seed`.
         path: Whether a method that does not close fields has a path too: in the plain model of
             all fields that it has trained, fields become their means one after the other, the
             lowest score first, without adaptation. "leap" always has a path, of adapted models.
@@ -225,7 +227,7 @@ def search(
     work = Search(
         task if rivals is None else rivals.task,
         backbone_named(model),
-        seeded(training, task, seed),
+        seeded(training, task, seed if order_seed is None else order_seed),
         seed,
         callbacks,
         checkpoints=None if checkpoint is None else Path(checkpoint),

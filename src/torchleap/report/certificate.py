@@ -135,6 +135,9 @@ def _trainings(certificate: Mapping[str, Any]) -> str:
     if is_number(repeats) and repeats > 1:
         deviation = _small(dig(certificate, "training_deviation"))
         return f"covered by {repeats:,.0f} trainings, standard deviation {deviation}"
+    folds = dig(certificate, "folds")
+    if is_number(folds) and folds:
+        return f"covered by {folds:,.0f} folds, whose spread is part of the interval"
     typical = dig(certificate, "typical_training")
     if not is_number(typical):
         return "not covered, of unknown size"
@@ -165,7 +168,10 @@ def _margin(record: Mapping[str, Any]) -> str:
 
 
 def test_rows(record: Mapping[str, Any]) -> str:
-    """Return the number of test rows and of the positive ones in words."""
+    """Return the number of test rows and of the positive ones in words, or that of all folds."""
+    folds = dig(record, "certificate", "folds")
+    if is_number(folds) and folds:
+        return f"{plural(dig(record, 'certificate', 'rows'), 'row')} in {folds:,.0f} folds"
     rows = dig(record, "task", "rows", "test")
     positives = dig(record, "task", "positives", "test")
     if not is_number(rows):

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from .._common.checks import is_number
-from . import certificate, colours, numbers, verdict
+from . import certificate, colours, numbers, reruns, verdict
 from .charts.fields import score_title
 from .charts.path import path_axes, path_has_close_view
 from .charts.pieces import Charts
@@ -44,7 +44,9 @@ def select_context(record: Mapping[str, Any], drawn: Charts) -> dict[str, Any]:
         "headline": _unbroken(verdict.headline(record)),
         "certificate": _certificate(record),
         "reasons": [_unbroken(one) for one in verdict.further_reasons(record)],
-        "left_out": [_unbroken(one) for one in certificate.left_out(record)],
+        "left_out": [
+            _unbroken(one) for one in (*reruns.sentences(record), *certificate.left_out(record))
+        ],
         "certainty": _unbroken(_certainty(record)),
         "findings": [{**one, "parts": _parts(one.get("cure", ""))} for one in findings(record)],
         "savings": "" if undecided else _unbroken(verdict.savings(record)),
