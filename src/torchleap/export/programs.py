@@ -1,6 +1,5 @@
 """Write torch.export programs and ONNX: each file is compared with the model before it appears."""
 
-import copy
 import io
 import logging
 import os
@@ -17,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils._pytree import tree_leaves, tree_map
 
-from .._common.copies import memo_of
+from .._common.copies import copied, memo_of
 from .._common.errors import SurgeryError, TorchleapError
 from .._common.files import writing
 from .._common.optional import need
@@ -322,7 +321,7 @@ def _without_bags(model: nn.Module) -> nn.Module:
             bags.append(path)
     if not bags:
         return model
-    light = copy.deepcopy(model, memo_of(model, share=True))
+    light = copied(model, memo_of(model, share=True))
     for path in bags:
         bag: Any = light.get_submodule(path)
         light.set_submodule(path, GatheredBag(bag))

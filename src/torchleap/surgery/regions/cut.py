@@ -11,6 +11,7 @@ from ...gates.leap import LeAP
 from ...sites.calls import Call
 from ..rules.facts import Facts, View
 from ..trace.follow import Sites
+from ..trace.forwards import is_replaced
 from ..trace.graph import Trace, trace
 from ..trace.tracer import Affine
 from ..trial.examples import Examples
@@ -106,6 +107,7 @@ def cut_region(
     """
     module = model.get_submodule(path)
     is_layer = module.__module__.startswith("torch.nn") and not isinstance(module, nn.Sequential)
+    is_layer = is_layer and not is_replaced(module)
     examples = Examples(*_four(calls), rows, ordered=True)
     inside = set(module.modules())
     outside = [other for other in model.modules() if other not in inside]

@@ -2,7 +2,8 @@
 
 import inspect
 import operator
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from enum import Enum
 from functools import partial
 from typing import Any
@@ -22,6 +23,7 @@ from ..trial.deadline import check_time
 from ..trial.state import versions
 from .arguments import Arguments
 from .entries import Entries
+from .forwards import STARS, call_own_forward, call_with, is_replaced, values_of
 from .hooks import has_hooks
 from .inplace import is_in_place
 from .inputs import Path, Query, argument_of, is_container, part_of, path_of
@@ -29,6 +31,7 @@ from .parameters import refuse_trained
 from .proxies import TENSORS, KnownProxy, Values
 from .sizes import Sizes
 
+DEVICES = ("cpu", "cuda")  # that have settings of autocast
 Affine = tuple[Tensor, Tensor]  # (D,), (D,): what the gates do to each column, scale * x + shift
 
 
@@ -233,6 +236,8 @@ class SiteTracer(fx.Tracer):
         """Return whether a module becomes one node: layers, collections, hooked and opaque ones."""
         if is_collection(m) or m in self.opaque or has_hooks(m):
             return True
+        if is_replaced(m):
+            return False
         return super().is_leaf_module(m, module_qualified_name)
 
     def create_args_for_root(self, root_fn: Any, is_module: bool, concrete_args: Any = None) -> Any:
@@ -240,10 +245,24 @@ class SiteTracer(fx.Tracer):
 
         A dict stays a dict, so that the model may iterate over it.
         """
-        function, arguments = super().create_args_for_root(root_fn, is_module, concrete_args)
-        found = [arguments[0], *(self._argument(proxy) for proxy in arguments[1:])]
-        found[1:] = self.mark_input(self.root, tuple(found[1:]), {}, 0)[0]
-        return function, found
+        if is_replaced(self.root):
+            function: Any = call_own_forward
+            arguments = [self.root, *self._placeholders()]
+        else:
+            function, arguments = super().create_args_for_root(root_fn, is_module, concrete_args)
+        values = [self._argument(proxy) for proxy in arguments[1:]]
+        signature = inspect.signature(self.root.forward)
+        call = self.mark_input(self.root, *call_with(signature, values), 0)
+        return function, [arguments[0], *values_of(signature, call)]
+
+    def _placeholders(self) -> list[Any]:
+        """Return stand-ins for the arguments of a forward() that was replaced on the instance."""
+        found = []
+        for name, parameter in inspect.signature(self.root.forward).parameters.items():
+            default = () if parameter.default is parameter.empty else (parameter.default,)
+            target = STARS.get(parameter.kind, "") + name
+            found.append(self.create_proxy("placeholder", target, default, {}))
+        return found
 
     def _argument(self, proxy: KnownProxy) -> Any:
         name = argument_of(proxy.node)
@@ -378,5 +397,14 @@ class SiteTracer(fx.Tracer):
 
 def autocast() -> tuple[Any, ...]:
     """Return the present settings of autocast."""
-    devices = ("cpu", "cuda")
-    return tuple((torch.is_autocast_enabled(d), torch.get_autocast_dtype(d)) for d in devices)
+    return tuple((torch.is_autocast_enabled(d), torch.get_autocast_dtype(d)) for d in DEVICES)
+
+
+@contextmanager
+def within_autocast(settings: tuple[Any, ...]) -> Iterator[None]:
+    """Set autocast as it was elsewhere within this context."""
+    with ExitStack() as stack:
+        for device, now, (is_on, dtype) in zip(DEVICES, autocast(), settings, strict=True):
+            if now != (is_on, dtype):
+                stack.enter_context(torch.autocast(device, dtype=dtype, enabled=is_on))
+        yield
