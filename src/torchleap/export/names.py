@@ -32,6 +32,7 @@ from ..surgery.runtime import (
     walk,
     with_item,
 )
+from ..surgery.trace.autocast import settings
 from .attributes import attribute
 
 
@@ -57,6 +58,7 @@ _BOTH = (
 )
 FUNCTIONS: dict[str, Any] = {
     "torchleap.attribute": attribute,
+    "torchleap.autocast": settings,
     "torchleap.expect_entries": expect_entries,
     "torchleap.expect_inputs": expect_inputs,
     "torchleap.expect_rows": expect_rows,

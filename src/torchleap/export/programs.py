@@ -1,5 +1,6 @@
 """Write torch.export programs and ONNX: each file is compared with the model before it appears."""
 
+import inspect
 import io
 import logging
 import os
@@ -128,10 +129,8 @@ def _program(model: nn.Module, call: Call, *, any_length: bool) -> Program:
             found[0] = batch
         return found or None
 
-    shapes: Any = tuple(tree_map(dims, argument) for argument in call[0]) or None
-    named = {name: tree_map(dims, argument) for name, argument in call[1].items()}
-    if named and not shapes:
-        shapes = named
+    given = inspect.signature(model.forward).bind(*call[0], **call[1]).arguments
+    shapes: Any = {name: tree_map(dims, argument) for name, argument in given.items()}
     with in_eval(model), _quiet():
         return torch.export.export(model, call[0], call[1], dynamic_shapes=shapes)
 

@@ -15,9 +15,10 @@ from ...gates.leap import LeAP
 from ...sites.calls import Call
 from ...sites.site import Site
 from ..rules.facts import Facts
+from ..trace.autocast import within_autocast
 from ..trace.follow import by_module
 from ..trace.hooks import has_hooks
-from ..trace.tracer import Affine, within_autocast
+from ..trace.tracer import Affine
 from ..trial.compare import alike
 from ..trial.deadline import OutOfTimeError, check_time, time_left, time_limit
 from ..trial.examples import Examples

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from ...sites.calls import Call
 from ..rules.facts import Facts
-from ..trace.tracer import autocast
+from ..trace.autocast import autocast
 from ..trial.run import fresh, run, untouched
 
 

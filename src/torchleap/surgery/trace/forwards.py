@@ -9,12 +9,21 @@ from torch import nn
 from ...sites.calls import Call
 
 KIND = inspect.Parameter
-STARS = {KIND.VAR_POSITIONAL: "*", KIND.VAR_KEYWORD: "**"}
+STARS: dict[Any, str] = {KIND.VAR_POSITIONAL: "*", KIND.VAR_KEYWORD: "**"}
 
 
 def is_replaced(module: nn.Module) -> bool:
     """Return whether the forward() of a module is not that of its class."""
     return "forward" in vars(module)
+
+
+def is_closure_with_stars(function: Any) -> bool:
+    """Return whether a function takes `*args` or `**named` and has a closure, as by `super()`.
+
+    `torch.fx` makes functions with stars again, without their closure.
+    """
+    kinds = {parameter.kind for parameter in inspect.signature(function).parameters.values()}
+    return not kinds.isdisjoint(STARS) and bool(function.__code__.co_freevars)
 
 
 def call_own_forward(module: nn.Module, *values: Any) -> Any:
