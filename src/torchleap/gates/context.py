@@ -38,6 +38,7 @@ class PassContext:
         held_out: Whether only the gates learn, see `Plugin.held_out`.
         train_gradient: The gradient of theta on the train rows before a held-out step, (G,).
         learner: Moves the gates by the gradient of each training pass; None if nothing does so.
+        has_example: Whether a batch is known to be kept, although no pass has begun.
         probe: Zeros that collect the gradient of the mixing weights in a probe of `Drift`, (G,).
     """
 
@@ -48,6 +49,7 @@ class PassContext:
         self.train_gradient: Tensor | None = None
         self.learner: Learner | None = None
         self.probe: Tensor | None = None
+        self.has_example = False
         self._passed: dict[Hashable, Passed] = {}  # by the place of the site
         self._arrived: dict[int, dict[int, Tensor]] = {}  # of each joint: first column -> values
         self._calls: dict[Hashable, int] = {}  # by the place of the site
@@ -74,6 +76,10 @@ class PassContext:
         if self.learner is None or not learns:
             return None
         return self.learner.theta_of_pass(theta)
+
+    def note_example(self) -> None:
+        """Note that a batch of the model is kept."""
+        self.has_example = True
 
     # A pass of the complete model
 
