@@ -9,6 +9,7 @@ from torch import Tensor
 
 from .._common.errors import FieldError
 from .layout import Joint
+from .recompute import Passes
 
 
 class Passed(NamedTuple):
@@ -38,6 +39,7 @@ class PassContext:
         held_out: Whether only the gates learn, see `Plugin.held_out`.
         train_gradient: The gradient of theta on the train rows before a held-out step, (G,).
         learner: Moves the gates by the gradient of each training pass; None if nothing does so.
+        passes: The latest passes that a backward pass may compute again.
         has_example: Whether a batch is known to be kept, although no pass has begun.
         probe: Zeros that collect the gradient of the mixing weights in a probe of `Drift`, (G,).
     """
@@ -50,6 +52,7 @@ class PassContext:
         self.learner: Learner | None = None
         self.probe: Tensor | None = None
         self.has_example = False
+        self.passes = Passes()
         self._passed: dict[Hashable, Passed] = {}  # by the place of the site
         self._arrived: dict[int, dict[int, Tensor]] = {}  # of each joint: first column -> values
         self._calls: dict[Hashable, int] = {}  # by the place of the site
