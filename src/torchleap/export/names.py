@@ -80,7 +80,7 @@ FUNCTIONS: dict[str, Any] = {
     **_of(
         torch,
         "torch",
-        "arange bucketize cat cdist column_stack concat cosine_similarity einsum eye full "
+        "arange bucketize cat cdist column_stack concat concatenate cosine_similarity einsum eye full "
         "full_like hstack isin linspace ones ones_like stack tensor tensordot vstack zeros "
         "zeros_like",
     ),

@@ -332,6 +332,6 @@ def test_precision_that_is_switched_within_another_is_not_lost():
         assert FED in str(tl.plan_of(small))
         batch = ids_by_name(7, 9)
         with plugin.masked(selection):
-            expected = plugin.model.eval()(*batch)
+            expected = plugin.model.eval()(batch)
     with torch.autocast("cpu", dtype=torch.float16):  # the inner one counts: bfloat16
-        torch.testing.assert_close(small.eval()(*batch), expected, rtol=0.02, atol=0.02)
+        torch.testing.assert_close(small.eval()(batch), expected, rtol=0.02, atol=0.02)
