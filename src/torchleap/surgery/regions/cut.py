@@ -182,6 +182,9 @@ def _renamed(edits: Edits, path: str, module: nn.Module, is_layer: bool) -> Edit
             own = own.removeprefix(LAYER).removeprefix(".")
         return _joined(path, own)
 
+    for node in edits.graph.nodes if is_layer and edits.graph is not None else ():
+        if node.op == "get_attr":  # the layer reads its weights itself
+            node.target = str(node.target).removeprefix(f"{LAYER}.")
     tensors = [name(own) for own in edits.tensors]
     layers = [name(own) for own in edits.layers]
     if is_layer and layers:  # the layer itself stays, but without its weights
