@@ -24,6 +24,7 @@ def test_names_do_not_depend_on_the_layout_of_the_package():
     own = {name: function for name, function in FUNCTIONS.items() if name.startswith("torchleap.")}
     assert set(own) == {
         "torchleap.attribute",
+        "torchleap.autocast",
         "torchleap.expect_entries",
         "torchleap.expect_inputs",
         "torchleap.expect_rows",

@@ -164,7 +164,8 @@ HOSTILE = {
     "an argument with code": argument(f"batch={MARK}"),
     "an argument of Python": argument("None"),
     "an argument self": argument("self"),
-    "a star argument": argument("*batch"),
+    "an argument of three stars": argument("***batch"),
+    "stars alone": argument("**"),
     "a default that is a node": argument("batch", {"node": "batch"}),
     "a function outside the list": inserted(
         "x", "call_function", "os.system", {"tuple": ["touch MARK"]}, EMPTY

@@ -259,9 +259,11 @@ def test_what_cannot_be_carried_over_is_named():
 
     model, plugin = fitted()
     weight, optimizer = model.deep[0].weight, model.optim
+    table = model.tables["user"].weight
     model.optim = Strict(model.parameters(), secret=1)
     model.elsewhere = torch.optim.SGD([nn.Parameter(torch.zeros(2))])
     model.l2_of_first = lambda: weight.square().sum()
+    model.l2_of_table = lambda: table.square().sum()
     model.step = optimizer.step
     model.later = [partial(print, optimizer)]
     model.shared = Shared(model)
@@ -272,11 +274,12 @@ def test_what_cannot_be_carried_over_is_named():
     assert "optim (Strict) cannot be carried over, and is None" in notes[0]
     assert "secret" in notes[0]
     assert "elsewhere (SGD) cannot be carried over" in notes[1]
-    for name, note in zip(("l2_of_first", "step", "later", "shared"), notes[2:], strict=True):
+    for name, note in zip(("l2_of_table", "step", "later", "shared"), notes[2:], strict=True):
         assert note.startswith(f"{name} refers to weights or an optimizer of the model that was")
     small = plugin.prune(KEPT)
     assert small.optim is None
     assert small.method.__self__ is small
+    assert small.l2_of_first() == small.deep[0].weight.square().sum()
 
 
 def test_state_that_cannot_be_cut_starts_again():

@@ -158,7 +158,8 @@ def test_what_depends_on_the_batch_is_computed_for_each_batch(name, rows):
 def test_what_cannot_be_followed_is_fed_constants(name):
     plugin, make = prepared(trap(*NOT_FOLLOWED[name]), at="fields", side="output")
     assert FED in str(plugin.plan(plugin.select(share=0.6)))
-    small = assert_exact(plugin, make)
+    scale = 0.02 if name == "another precision" else 1e-5  # a layer is cut in bfloat16
+    small = assert_exact(plugin, make, scale=scale)
     if "training" in name:
         assert not torch.equal(small.train()(make()), small.eval()(make()))
 

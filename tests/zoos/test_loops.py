@@ -55,7 +55,7 @@ def loader(rows):
     return torch.utils.data.DataLoader(torch.utils.data.TensorDataset(*rows), batch_size=BATCH)
 
 
-def assert_is_pruned_exactly(plugin, batch):
+def assert_is_pruned_exactly(plugin, batch, tolerance=1e-5):
     """Select, prune natively and compare; return the pruned model."""
     selection = plugin.select()
     assert set(selection.kept) == set(USEFUL)
@@ -65,7 +65,7 @@ def assert_is_pruned_exactly(plugin, batch):
     assert not any("Nothing behind the gates" in note for note in plan.notes)
     with torch.no_grad(), plugin.masked(selection):
         expected = plugin.model.eval()(batch)
-        torch.testing.assert_close(small(batch), expected, atol=1e-5, rtol=1e-4)
+        torch.testing.assert_close(small(batch), expected, atol=tolerance, rtol=10 * tolerance)
     return small
 
 
@@ -218,7 +218,8 @@ class TestAccelerate:
         optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
         wrapped, optimizer, batches = accelerator.prepare(model, optimizer, loader)
         self.train(accelerator, wrapped, optimizer, batches)
-        small = assert_is_pruned_exactly(plugin, rows[0][:333])
+        tolerance = 0.05 if precision == "bf16" else 1e-5  # of logits of about 5
+        small = assert_is_pruned_exactly(plugin, rows[0][:333], tolerance)
         before = small.last.weight.clone()
         optimizer = torch.optim.Adam(small.parameters(), lr=1e-2)
         small, optimizer = accelerator.prepare(small.train(), optimizer)

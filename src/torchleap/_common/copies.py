@@ -1,10 +1,13 @@
 """Copy models."""
 
+import copy
 from typing import Any
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils._pytree import tree_leaves
+
+from .functions import Rebuild
 
 
 def memo_of(model: nn.Module, *, share: bool) -> dict[int, Any]:
@@ -28,3 +31,15 @@ def memo_of(model: nn.Module, *, share: bool) -> dict[int, Any]:
         elif isinstance(leaf, Optimizer):
             memo[id(leaf)] = leaf
     return memo
+
+
+def copied(model: nn.Module, memo: dict[int, Any]) -> nn.Module:
+    """Return a copy of a model whose functions, such as closures, refer to the copy.
+
+    Args:
+        model: The model.
+        memo: The memo for copy.deepcopy, as `memo_of` returns it.
+    """
+    small = copy.deepcopy(model, memo)
+    Rebuild(memo).rebuild_in([vars(module) for module in small.modules()])
+    return small

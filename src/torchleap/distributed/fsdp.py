@@ -3,7 +3,6 @@
 Nothing of FSDP is imported here: a model can only be sharded where that has happened already.
 """
 
-import copy
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from .._common.copies import memo_of
+from .._common.copies import copied, memo_of
 from .._common.errors import SurgeryError
 from . import ranks
 
@@ -63,7 +62,7 @@ def unsharded(model: nn.Module) -> nn.Module:
             memo[id(part)] = part  # not copied
     try:
         with _plain_classes(model):
-            plain = copy.deepcopy(model, memo)
+            plain = copied(model, memo)
     except Exception as error:
         raise SurgeryError(
             "pruning a sharded model needs a plain copy of it, but "

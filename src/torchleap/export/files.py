@@ -297,7 +297,7 @@ def _graph(
             return None, ["an operation that computes something else when it is loaded"]
     except _DAMAGES as error:
         raise_mistake(error)
-        return None, [str(error)]
+        return None, [str(error).removesuffix(".")]
     return described, []
 
 

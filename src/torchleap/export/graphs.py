@@ -13,6 +13,7 @@ from torch import fx, nn
 
 from .._common.errors import SurgeryError
 from ..surgery.runtime import call_unchanged, expect_globals
+from ..surgery.trace.autocast import DEVICES, Settings, settings, settings_of
 from .layers import describe_layer
 from .names import KEYWORDS, METHODS, NAMES, is_path, works_in_place
 
@@ -34,8 +35,20 @@ def to_json(model: nn.Module, graph: fx.Graph) -> Described:
             nodes.append(_described(model, node))
         except SurgeryError as problem:
             problems.append(str(problem))
+    autocast = settings_of(graph)
+    if autocast is not None:
+        nodes.insert(0, _described_autocast(autocast, {node[0] for node in nodes}))
     layers, others = describe_layers(model, nodes)
     return {"nodes": nodes, "layers": layers}, list(dict.fromkeys([*others, *problems]))
+
+
+def _described_autocast(autocast: Settings, names: set[str]) -> list[Any]:
+    """Return the node that has the settings of autocast around all others."""
+    name = "autocast"
+    while name in names:
+        name += "_again"
+    each = tuple((device, *found) for device, found in zip(DEVICES, autocast, strict=True))
+    return [name, "call_function", NAMES[settings], _encode(each), {"dict": []}]
 
 
 def describe_layers(

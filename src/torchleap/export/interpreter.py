@@ -15,6 +15,7 @@ from torch.fx._symbolic_trace import is_fx_symbolic_tracing
 
 from .._common.errors import SurgeryError
 from ..distributed.torchrec import is_jagged, is_keyed
+from ..surgery.trace.autocast import Settings, settings, within_autocast
 from .bags import refuse_outside
 from .limits import COUNTS, refuse_huge
 
@@ -85,15 +86,16 @@ class Program:
 
     def __init__(self, nodes: Sequence[Node]) -> None:
         inputs = [node for node in nodes if node.op == "placeholder"]
-        names = tuple(str(node.target) for node in inputs)
-        defaults = tuple(node.args[0] for node in inputs if node.args)
-        self.arguments = _named(names, defaults)
+        self.arguments = _named(inputs)
+        self.has_stars = any(str(node.target).startswith("*") for node in inputs)
+        self.autocast = _autocast(nodes)
         self.count = len(inputs)
         self.places = {node.name: place for place, node in enumerate(inputs)}
         self.later: list[Any] = []  # constants, and room for results
         self.steps: list[Step] = []
         for node in nodes:
-            self._add(node)
+            if node.target is not settings:
+                self._add(node)
         self._free_early()
 
     def _add(self, node: Node) -> None:
@@ -155,10 +157,17 @@ class Program:
 
     def run(self, model: nn.Module, given: tuple[Any, ...], named: dict[str, Any]) -> Any:
         """Compute the output for the arguments of a call."""
-        if named or len(given) != self.count:
+        if self.autocast is None:
+            return self._run(model, given, named)
+        with within_autocast(self.autocast):
+            return self._run(model, given, named)
+
+    def _run(self, model: nn.Module, given: tuple[Any, ...], named: dict[str, Any]) -> Any:
+        if named or self.has_stars or len(given) != self.count:
             bound = inspect.signature(self.arguments).bind(model, *given, **named)
             bound.apply_defaults()
-            given = bound.args[1:]
+            given = tuple(bound.arguments.values())[1:]
+            named = {}
         values = [*given, *self.later]
         compiling = torch.compiler.is_compiling()  # torch.compile cannot follow an itemgetter
         checks = not compiling and not is_fx_symbolic_tracing()
@@ -194,15 +203,41 @@ class Program:
         return values[self.result]
 
 
-def _named(names: tuple[str, ...], defaults: tuple[Any, ...]) -> FunctionType:
-    """Return a function that is never called, but has the signature of forward()."""
+def _named(inputs: Sequence[Node]) -> FunctionType:
+    """Return a function that is never called, but has the signature of forward().
+
+    Args:
+        inputs: The arguments, of which the last may be `*args` and `**named`.
+    """
 
     def nothing() -> None: ...
 
-    names = ("self", *names)
-    count = len(names)
-    code = nothing.__code__.replace(co_argcount=count, co_nlocals=count, co_varnames=names)
+    flags = {"*": inspect.CO_VARARGS, "**": inspect.CO_VARKEYWORDS}
+    given = [str(node.target) for node in inputs]
+    stars = [name[: name.count("*")] for name in given if name.startswith("*")]
+    names = ("self", *(name.lstrip("*") for name in given))
+    code = nothing.__code__.replace(
+        co_argcount=len(names) - len(stars),
+        co_nlocals=len(names),
+        co_varnames=names,
+        co_flags=nothing.__code__.co_flags | sum(flags[star] for star in stars),
+    )
+    defaults = tuple(node.args[0] for node in inputs if node.args)
     return FunctionType(code, {}, "forward", defaults)
+
+
+def _autocast(nodes: Sequence[Node]) -> Settings | None:
+    """Return the settings of autocast around all operations; None if there are none."""
+    for node in nodes:
+        if node.target is settings:
+            try:
+                found: Settings = settings(*node.args)
+                return found
+            except (TypeError, ValueError) as error:
+                raise SurgeryError(
+                    f"The manifest describes a model with {error}, which torchleap does not build."
+                ) from error
+    return None
 
 
 def _varies(value: Any) -> bool:

@@ -107,7 +107,11 @@ def _checked(nodes: Any) -> list[Node]:
     first_output = [node.op for node in found].index("output")
     _check(first_output == len(found) - 1, "another output than the last node")
     arguments = [node.target for node in found if node.op == "placeholder"]
-    _check(len(set(arguments)) == len(arguments), "two arguments of one name")
+    names = {target.lstrip("*") for target in arguments}
+    _check(len(names) == len(arguments), "two arguments of one name")
+    stars = [target.count("*") for target in arguments]
+    several = any(stars.count(number) > 1 for number in (1, 2))
+    _check(stars == sorted(stars) and not several, "arguments in another order than Python's")
     return found
 
 
@@ -127,7 +131,8 @@ def _target(op: str, target: Any, given: tuple[Any, ...], named: dict[str, Any])
     elif op == "get_attr":
         _check(target == "training" or is_path(target), f"the path {target!r}")
     elif op == "placeholder":
-        _check(_is_name(target) and len(given) <= 1, f"the argument {target!r}")
+        name = target.removeprefix("*").removeprefix("*")
+        _check(_is_name(name) and len(given) <= 1, f"the argument {target!r}")
     else:
         _check(len(given) == 1, "an output of several values")
     return target

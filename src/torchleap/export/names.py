@@ -32,6 +32,7 @@ from ..surgery.runtime import (
     walk,
     with_item,
 )
+from ..surgery.trace.autocast import settings
 from .attributes import attribute
 
 
@@ -57,6 +58,7 @@ _BOTH = (
 )
 FUNCTIONS: dict[str, Any] = {
     "torchleap.attribute": attribute,
+    "torchleap.autocast": settings,
     "torchleap.expect_entries": expect_entries,
     "torchleap.expect_inputs": expect_inputs,
     "torchleap.expect_rows": expect_rows,
@@ -78,8 +80,8 @@ FUNCTIONS: dict[str, Any] = {
     **_of(
         torch,
         "torch",
-        "arange bucketize cat cdist column_stack concat cosine_similarity einsum eye full "
-        "full_like hstack isin linspace ones ones_like stack tensor tensordot vstack zeros "
+        "arange bucketize cat cdist column_stack concat concatenate cosine_similarity einsum eye "
+        "full full_like hstack isin linspace ones ones_like stack tensor tensordot vstack zeros "
         "zeros_like",
     ),
     **_of(torch.linalg, "linalg", "norm vector_norm"),

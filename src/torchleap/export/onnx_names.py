@@ -24,9 +24,17 @@ def names_of_inputs(model: nn.Module, call: Call) -> list[str]:
         model: The model.
         call: The batch.
     """
-    arguments = list(inspect.signature(model.forward).parameters)
+    given: dict[str, Any] = {}
+    signature = inspect.signature(model.forward)
     args, named = call
-    given = {_argument(arguments, place): value for place, value in enumerate(args)} | named
+    for name, value in signature.bind(*args, **named).arguments.items():
+        kind = signature.parameters[name].kind
+        if kind is inspect.Parameter.VAR_POSITIONAL:
+            given |= {f"{name}_{place}": part for place, part in enumerate(value)}
+        elif kind is inspect.Parameter.VAR_KEYWORD:
+            given |= value
+        else:
+            given[name] = value
     paths = _paths_of_tensors(given)
     short = [".".join(path[1:] if _has_key(path) else path) for path in paths]
     counts = Counter(short)
@@ -34,10 +42,6 @@ def names_of_inputs(model: nn.Module, call: Call) -> list[str]:
     for path, name in zip(paths, short, strict=True):
         found.append(name if counts[name] == 1 else ".".join(path))
     return found
-
-
-def _argument(arguments: Sequence[str], place: int) -> str:
-    return arguments[place] if place < len(arguments) else f"{arguments[-1]}_{place}"
 
 
 def _has_key(path: Sequence[str]) -> bool:

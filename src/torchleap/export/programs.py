@@ -1,6 +1,6 @@
 """Write torch.export programs and ONNX: each file is compared with the model before it appears."""
 
-import copy
+import inspect
 import io
 import logging
 import os
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils._pytree import tree_leaves, tree_map
 
-from .._common.copies import memo_of
+from .._common.copies import copied, memo_of
 from .._common.errors import SurgeryError, TorchleapError, WriteError
 from .._common.files import writing
 from .._common.optional import need
@@ -129,10 +129,8 @@ def _program(model: nn.Module, call: Call, *, any_length: bool) -> Program:
             found[0] = batch
         return found or None
 
-    shapes: Any = tuple(tree_map(dims, argument) for argument in call[0]) or None
-    named = {name: tree_map(dims, argument) for name, argument in call[1].items()}
-    if named and not shapes:
-        shapes = named
+    given = inspect.signature(model.forward).bind(*call[0], **call[1]).arguments
+    shapes: Any = {name: tree_map(dims, argument) for name, argument in given.items()}
     with in_eval(model), _quiet():
         return torch.export.export(model, call[0], call[1], dynamic_shapes=shapes)
 
@@ -342,7 +340,7 @@ def _without_bags(model: nn.Module) -> nn.Module:
             bags.append(path)
     if not bags:
         return model
-    light = copy.deepcopy(model, memo_of(model, share=True))
+    light = copied(model, memo_of(model, share=True))
     for path in bags:
         bag: Any = light.get_submodule(path)
         light.set_submodule(path, GatheredBag(bag))

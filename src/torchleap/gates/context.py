@@ -9,6 +9,7 @@ from torch import Tensor
 
 from .._common.errors import FieldError
 from .layout import Joint
+from .recompute import Passes
 
 
 class Passed(NamedTuple):
@@ -38,6 +39,8 @@ class PassContext:
         held_out: Whether only the gates learn, see `Plugin.held_out`.
         train_gradient: The gradient of theta on the train rows before a held-out step, (G,).
         learner: Moves the gates by the gradient of each training pass; None if nothing does so.
+        passes: The latest passes that a backward pass may compute again.
+        has_example: Whether a batch is known to be kept, although no pass has begun.
         probe: Zeros that collect the gradient of the mixing weights in a probe of `Drift`, (G,).
     """
 
@@ -48,6 +51,8 @@ class PassContext:
         self.train_gradient: Tensor | None = None
         self.learner: Learner | None = None
         self.probe: Tensor | None = None
+        self.has_example = False
+        self.passes = Passes()
         self._passed: dict[Hashable, Passed] = {}  # by the place of the site
         self._arrived: dict[int, dict[int, Tensor]] = {}  # of each joint: first column -> values
         self._calls: dict[Hashable, int] = {}  # by the place of the site
@@ -74,6 +79,10 @@ class PassContext:
         if self.learner is None or not learns:
             return None
         return self.learner.theta_of_pass(theta)
+
+    def note_example(self) -> None:
+        """Note that a batch of the model is kept."""
+        self.has_example = True
 
     # A pass of the complete model
 

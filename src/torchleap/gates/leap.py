@@ -77,9 +77,10 @@ class LeAP(GateModule):
 
     def _mix_with_permuted_rows(self, x: Tensor, block: Block) -> Tensor:
         """Return g * x + (1 - g) * stopgrad(x'), with each field's rows permuted in x', (B, D)."""
-        weight = self._weight_of_clean_rows()  # (G,)
+        again = self.context.passes.steps_of(block, x)
+        steps = self.steps if again is None else again  # (G,)
+        weight = self._weight_of_clean_rows(steps)  # (G,)
         column_gate = self.column_gate  # (D,)
-        steps = self.steps  # (G,)
         if len(column_gate) != x.shape[1]:  # one of several sites
             weight = weight[block.gates]
             column_gate = column_gate[block.columns] - block.gates.start
@@ -87,6 +88,9 @@ class LeAP(GateModule):
         seed = self.statistics.seed(self)
         how = (weight, column_gate, seed, steps, block.gates.start, self.settings.shuffle)
         mixed = mix(x, *how)
+        if again is not None:  # measured in the forward pass
+            return mixed.output
+        self.context.passes.note(block, x, self.steps)
         joint = self.joint_of(block.columns)
         if joint is None:
             is_usable = self.statistics.add(self, mixed, len(x), block)
@@ -120,8 +124,12 @@ class LeAP(GateModule):
         mixed = mix(side_by_side(parts), *how, self.settings.shuffle)
         self.statistics.add(self, mixed, len(x), block)
 
-    def _weight_of_clean_rows(self) -> Tensor:
-        """Return the gates as training mixes by them, (G,): with warm-up, floor and probe."""
+    def _weight_of_clean_rows(self, steps: Tensor) -> Tensor:
+        """Return the gates as training mixes by them, (G,): with warm-up, floor and probe.
+
+        Args:
+            steps: How many batches each gate has seen, (G,).
+        """
         # NOTE[PAPER] g = 0 is absorbing: a backbone that ignores a field sends its gate no
         # gradient. Warm-up, floor and probes are ours.
         weight = self.gate(self.context.theta_of_pass(self.theta))
@@ -129,7 +137,7 @@ class LeAP(GateModule):
         if floor:
             weight = 1 - (1 - floor) * (1 - weight)
         if self.settings.warmup:
-            is_held = self.steps < self.settings.warmup
+            is_held = steps < self.settings.warmup
             weight = torch.where(is_held, torch.ones_like(weight), weight)
         probe = self.context.probe
         if probe is not None:

@@ -10,12 +10,13 @@ from torch.utils.hooks import RemovableHandle
 
 from .._common.errors import AttachError
 from ..gates.leap import LeAP
-from .calls import Call, few_rows
+from .calls import Call
+from .frames import ExampleKeeper
 from .places import walk
 from .site import Site
 
 
-class ModelHooks:
+class ModelHooks(ExampleKeeper):
     """Note where a pass of the model begins and ends, and keep a few rows to try surgery on.
 
     Args:
@@ -29,7 +30,7 @@ class ModelHooks:
     ) -> None:
         self.sites = sites
         self.path = path
-        self.example = example
+        super().__init__(example)
         self.handles: list[RemovableHandle] = []
 
     def hold(self, model: nn.Module) -> None:
@@ -47,20 +48,20 @@ class ModelHooks:
         """Keep a few rows of the first batch, and begin a pass of the gates."""
         if torch.compiler.is_compiling():
             return
-        if self.example is None:
-            self.example = few_rows((args, kwargs))
-        gates = self._gates(model)
+        self.keep((args, kwargs))
+        gates = self.gates_of(model)
         if gates is not None:
             gates.wait_for_ranks()
             gates.context.begin()
 
     def end(self, model: nn.Module, args: tuple[Any, ...], output: Any) -> None:
         """End the pass of the gates."""
-        gates = self._gates(model)
+        gates = self.gates_of(model)
         if gates is not None:
             gates.context.end()
 
-    def _gates(self, model: nn.Module) -> LeAP | None:
+    def gates_of(self, model: nn.Module) -> LeAP | None:
+        """Return the gates of a model that has this hook."""
         with suppress(AttachError):  # a layer that was replaced has taken the gates along
             gates = walk(model, self.path)
             if isinstance(gates, LeAP):

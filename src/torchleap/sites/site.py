@@ -33,6 +33,7 @@ from ..gates.leap import LeAP
 from ..mix import join as side_by_side
 from .columns import find_columns
 from .elements import like, put, take, with_entries
+from .frames import keep_missing_example
 from .notation import Place
 from .places import CHILD, find_module, home_inside, names_in, walk
 from .some_columns import SomeColumns
@@ -147,6 +148,7 @@ class Site:
     ) -> tuple[Any, dict[str, Any]]:
         """Gate an argument of the call."""
         gates = self.gates(module)
+        keep_missing_example(gates)
         if not self.is_due(gates.context):
             return args, kwargs
         return self.with_argument(args, kwargs, lambda value: self.gate(gates, waited(value)))
@@ -154,6 +156,7 @@ class Site:
     def gate_output(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
         """Gate the value that the module returns, or a part of it."""
         gates = self.gates(module)
+        keep_missing_example(gates)
         if not self.is_due(gates.context):
             return output
         return self.with_part(output, partial(self.gate_when_ready, gates))

@@ -5,16 +5,15 @@ of the model, so that its own `fit` can train it. Here the pruned model gets its
 is carried over, and removed weights leave the lists. What cannot be carried over is reported.
 """
 
-import weakref
 from collections.abc import Mapping
-from functools import partial
-from types import BuiltinFunctionType, CellType, FunctionType, MethodType, ModuleType
+from types import BuiltinFunctionType, ModuleType
 from typing import Any
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils._pytree import tree_leaves
 
+from .._common.functions import FUNCTIONS, refers
 from .._common.text import first_line
 from .optimizers import Kept, carried, unwrapped
 from .rules.written import Origin
@@ -24,7 +23,6 @@ LARGEST = 10_000  # elements of a container that is searched
 REMOVED = object()  # stands for a weight that the pruned model does not have
 OF_MODULES = frozenset(vars(nn.Module()))  # parameters, submodules, hooks
 ATOMS = (nn.Module, Tensor, type, ModuleType, BuiltinFunctionType, str, bytes, int, float)
-FUNCTIONS = (FunctionType, MethodType, partial)
 OURS = __name__.partition(".")[0]
 
 
@@ -70,6 +68,7 @@ class _Carrier:
         self.modules = {id(module) for module in model.modules()}
         self.weights = {id(parameter) for parameter in kept.old.values()}
         self.left = {id(parameter) for parameter in kept.new.values()}
+        self.removed = self.weights - set(kept.names)
         self.results: dict[int, Any] = {}  # by the id of the old value
 
     def carry_attributes(
@@ -106,7 +105,7 @@ class _Carrier:
         if isinstance(old, Optimizer):
             return self._optimizer(old, path)
         if isinstance(old, FUNCTIONS) or (old is new and not isinstance(old, tuple)):
-            self._note_references(old, path)
+            self._note_references(old, new, path)
         elif type(old) is not type(new) or _is_ours(old):
             return new
         elif isinstance(old, dict):
@@ -162,44 +161,29 @@ class _Carrier:
             return type(new)(*parts) if hasattr(new, "_fields") else type(new)(parts)
         return new
 
-    def _note_references(self, value: Any, path: str) -> None:
-        """Note a value, such as a function, that was not copied and works on the old model."""
-        if self._refers_to_old(value):
+    def _note_references(self, old: Any, new: Any, path: str) -> None:
+        """Note a value, such as a function, that works on the old model or on removed weights."""
+        if self._refers_to_old(new) or refers(old, self._is_removed):
             self.notes.append(
                 f"{path} refers to weights or an optimizer of the model that was pruned. Set it "
                 "again on the pruned model."
             )
 
     def _refers_to_old(self, value: Any) -> bool:
-        """Return whether a value holds what its copy would have to hold in another version.
+        """Return whether a value holds the old model, its weights or an optimizer.
 
-        The arguments of a partial and the object of a method are copied, but not optimizers, which
-        are replaced afterwards.
+        Functions were made again with the copies, but optimizers are replaced afterwards.
         """
-        if isinstance(value, partial):
-            held = tree_leaves((value.args, value.keywords))
-            return _has_optimizer(held) or self._refers_to_old(value.func)
-        if isinstance(value, MethodType):
-            return _has_optimizer([value.__self__])
-        if isinstance(value, FunctionType):
-            held = tree_leaves([_content(cell) for cell in value.__closure__ or ()])
-        else:
-            held = tree_leaves(getattr(value, "__dict__", value))
-        is_old = any(id(one) in self.weights or id(one) in self.modules for one in held)
-        return is_old or _has_optimizer(held)
+        if isinstance(value, FUNCTIONS):
+            return refers(value, self._is_old)
+        return any(map(self._is_old, tree_leaves(getattr(value, "__dict__", value))))
 
+    def _is_old(self, value: Any) -> bool:
+        is_weight = id(value) in self.weights and id(value) not in self.left
+        return is_weight or id(value) in self.modules or isinstance(value, Optimizer)
 
-def _has_optimizer(values: list[Any]) -> bool:
-    return any(isinstance(one, Optimizer) for one in values)
-
-
-def _content(cell: CellType) -> Any:
-    """Return the value of a variable in a closure; None before it is set."""
-    try:
-        content = cell.cell_contents
-    except ValueError:
-        return None
-    return content() if isinstance(content, weakref.ref) else content
+    def _is_removed(self, value: Any) -> bool:
+        return id(value) in self.removed
 
 
 def _is_ours(value: Any) -> bool:

@@ -34,7 +34,7 @@ from .trial.deadline import check_time, plan_within, time_left, time_limit
 from .trial.examples import Examples, another
 from .trial.rounding import with_other_rounding
 from .trial.run import forget_pass, leaves_of_batch, run, untouched
-from .write.build import Edits, as_pruned, build, joined
+from .write.build import Edits, as_pruned, build, joined, refuse_references
 from .write.feed import feed
 from .write.notes import constants_fed, hint_at_zeros
 from .write.rewrite import rewrite
@@ -233,11 +233,15 @@ class Surgery:
                     candidate = attempt()
                     trial = as_pruned(candidate.make(True), None, candidate.graph)
                     self.check(trial)
-                return self._describe(candidate, trial, reasons), candidate
+                found = self._describe(candidate, trial, reasons), candidate
             except Exception as error:  # whatever it is: the next way is simpler
                 check_time()
                 self._raise_mistake(error)
                 reasons.append(first_line(error))
+                continue
+            refuse_references(trial, self.model)
+            return found
+        refuse_references(self.fed().make(True), self.model)
         raise SurgeryError(
             f"Nothing was changed: {reasons[-1]}. Is the model deterministic in eval(), and can it "
             "be copied? If so, this is a bug of torchleap; please report the model."

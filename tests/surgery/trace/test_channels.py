@@ -330,4 +330,8 @@ def test_precision_that_is_switched_within_another_is_not_lost():
     with torch.autocast("cpu", dtype=torch.float16):
         plugin, selection, small = pruned(Cast())
         assert FED in str(tl.plan_of(small))
-        assert_same(plugin, selection, small, ids_by_name(7, 9))
+        batch = ids_by_name(7, 9)
+        with plugin.masked(selection):
+            expected = plugin.model.eval()(batch)
+    with torch.autocast("cpu", dtype=torch.float16):  # the inner one counts: bfloat16
+        torch.testing.assert_close(small.eval()(batch), expected, rtol=0.02, atol=0.02)

@@ -11,6 +11,7 @@ from ...gates.leap import LeAP
 from ...sites.calls import Call
 from ..rules.facts import Facts, View
 from ..trace.follow import Sites
+from ..trace.forwards import is_replaced
 from ..trace.graph import Trace, trace
 from ..trace.tracer import Affine
 from ..trial.examples import Examples
@@ -106,6 +107,7 @@ def cut_region(
     """
     module = model.get_submodule(path)
     is_layer = module.__module__.startswith("torch.nn") and not isinstance(module, nn.Sequential)
+    is_layer = is_layer and not is_replaced(module)
     examples = Examples(*_four(calls), rows, ordered=True)
     inside = set(module.modules())
     outside = [other for other in model.modules() if other not in inside]
@@ -180,6 +182,9 @@ def _renamed(edits: Edits, path: str, module: nn.Module, is_layer: bool) -> Edit
             own = own.removeprefix(LAYER).removeprefix(".")
         return _joined(path, own)
 
+    for node in edits.graph.nodes if is_layer and edits.graph is not None else ():
+        if node.op == "get_attr":  # the layer reads its weights itself
+            node.target = str(node.target).removeprefix(f"{LAYER}.")
     tensors = [name(own) for own in edits.tensors]
     layers = [name(own) for own in edits.layers]
     if is_layer and layers:  # the layer itself stays, but without its weights

@@ -15,6 +15,7 @@ from ...gates.leap import LeAP
 from ...sites.calls import Call
 from ...sites.site import Site
 from ..rules.facts import Facts
+from ..trace.autocast import within_autocast
 from ..trace.follow import by_module
 from ..trace.hooks import has_hooks
 from ..trace.tracer import Affine
@@ -164,13 +165,17 @@ class Regions:
         known = constants(module, path, observed, dyed, self.dyes)
         if not sites and not known:
             return None
+        settings = {each for one in observed for each in one.autocast.get(path, ())}
+        if len(settings) > 1:
+            return None
         self.tried.add(path)
         calls = [each.calls[path][0] for each in passes[: len(self.examples.calls)]]
         rows = self.examples.rows
         try:
-            region = cut_region(
-                self.model, path, self.gates, sites, calls, rows, self.affine, known
-            )
+            with within_autocast(*settings):
+                region = cut_region(
+                    self.model, path, self.gates, sites, calls, rows, self.affine, known
+                )
         except Exception as error:  # whatever it is: the module is then called as it is
             check_time()
             raise_mistake(error)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from ...sites.calls import Call
 from ..rules.facts import Facts
-from ..trace.tracer import autocast
+from ..trace.autocast import autocast
 from ..trial.run import fresh, run, untouched
 
 
@@ -24,18 +24,18 @@ class Pass:
             first calls.
         around: The modules in whose calls the calls of each module were made.
         outputs: What each call has returned, behind all hooks.
-        others: The modules that are called within another autocast than the model.
+        autocast: The settings of autocast in the calls of each module.
     """
 
     calls: dict[str, list[Call]] = field(default_factory=dict)
     around: dict[str, list[frozenset[str]]] = field(default_factory=dict)
     outputs: dict[str, list[Any]] = field(default_factory=dict)
-    others: set[str] = field(default_factory=set)
+    autocast: dict[str, set[Any]] = field(default_factory=dict)
 
     def only_call(self, path: str) -> Call | None:
-        """Return the arguments of a module that is called once, in the precision of the model."""
+        """Return the arguments of a module that is called once."""
         calls = self.calls.get(path, [])
-        return calls[0] if len(calls) == 1 and path not in self.others else None
+        return calls[0] if len(calls) == 1 else None
 
 
 def watch(model: nn.Module, batch: Call, *, training: bool = False) -> Pass:
@@ -48,10 +48,9 @@ def watch(model: nn.Module, batch: Call, *, training: bool = False) -> Pass:
     """
     found = Pass()
     inside: list[str] = []
-    outside = autocast()
     handles = []
     for path, module in model.named_modules():
-        enter = partial(_enter, found, inside, outside, path)
+        enter = partial(_enter, found, inside, path)
         leave = partial(_leave, found, inside, path)
         handles += [
             module.register_forward_pre_hook(enter, with_kwargs=True, prepend=True),
@@ -70,11 +69,8 @@ def watch(model: nn.Module, batch: Call, *, training: bool = False) -> Pass:
     return found
 
 
-def _enter(
-    found: Pass, inside: list[str], outside: Any, path: str, _: Any, args: Any, kwargs: Any
-) -> None:
-    if autocast() != outside:
-        found.others.add(path)
+def _enter(found: Pass, inside: list[str], path: str, _: Any, args: Any, kwargs: Any) -> None:
+    found.autocast.setdefault(path, set()).add(autocast())
     found.calls.setdefault(path, []).append(fresh((args, kwargs)))
     found.around.setdefault(path, []).append(frozenset(inside))
     inside.append(path)

@@ -10,6 +10,7 @@ from torch.nn import functional
 from ..._common.text import words
 from ...distributed.torchrec import keyed_values
 from ..runtime import with_item
+from ..trace.forwards import is_replaced
 from ..trace.hooks import has_hooks
 from ..trace.tracer import gated, is_input
 from .base import OPAQUE, CutRule
@@ -132,7 +133,8 @@ def rule_for(node: fx.Node, view: View) -> CutRule:
 def is_plain(module: nn.Module) -> bool:
     """Return whether a layer computes what its type says.
 
-    It has no hooks but the gates', and its weight and bias are its own parameters.
+    It has no hooks but the gates', its forward() was not replaced, and its weight and bias are its
+    own parameters.
     """
     own = all(name in module._parameters for name in ("weight", "bias") if hasattr(module, name))
-    return own and not has_hooks(module)
+    return own and not has_hooks(module) and not is_replaced(module)

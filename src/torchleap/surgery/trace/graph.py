@@ -11,6 +11,7 @@ from ..._common.errors import SurgeryError
 from ...gates.leap import LeAP
 from ..trial.examples import Examples
 from ..trial.run import in_eval
+from .autocast import Settings
 from .entries import Entries
 from .follow import Constants, Sites, follow, modules_aside, variables_read
 from .inplace import put_out_of_place
@@ -46,6 +47,7 @@ class Trace:
         nothing: Parts of the batch that are None.
         folded: Arguments of which an earlier pruning has folded elements; as in the tracer.
         variables: Global variables that forward() reads: Python module, name and value.
+        autocast: The settings of autocast that forward() enters; None if it enters none.
     """
 
     model: nn.Module
@@ -66,6 +68,7 @@ class Trace:
     nothing: list[Path]
     folded: list[tuple[fx.Node, Tensor, Tensor]]
     variables: tuple[tuple[str, str, Any], ...]
+    autocast: Settings | None
 
     def shape(self, node: fx.Node) -> tuple[int, ...]:
         """Return the shape of one row of a node."""
@@ -146,6 +149,7 @@ def trace(
         nothing=tracer.nothing,
         folded=tracer.folded,
         variables=variables_read(model, tracer),
+        autocast=tracer.precision.inside,
     )
 
 
@@ -162,7 +166,9 @@ def _trace_both_modes(
         tracer, graph, constants = follow(model, gates, sites, examples, affine, None, outside)
         for module in model.modules():
             module.training = True
-        _, in_training, others = follow(model, gates, sites, examples, affine, tracer, outside)
+        again, in_training, others = follow(model, gates, sites, examples, affine, tracer, outside)
+    if again.precision.inside != tracer.precision.inside:
+        raise SurgeryError("forward() switches autocast in train() only, or in eval() only")
     for name, constant in constants.items():
         if not torch.equal(constant, others.get(name, constant)):
             raise SurgeryError("forward() takes another path in train() than in eval()")

@@ -21,7 +21,16 @@ from ..runtime import parts_of
 from ..trial.deadline import check_time
 from ..trial.state import versions
 from .arguments import Arguments
+from .autocast import Precision
 from .entries import Entries
+from .forwards import (
+    STARS,
+    call_own_forward,
+    call_with,
+    is_closure_with_stars,
+    is_replaced,
+    values_of,
+)
 from .hooks import has_hooks
 from .inplace import is_in_place
 from .inputs import Path, Query, argument_of, is_container, part_of, path_of
@@ -43,6 +52,8 @@ def is_input(node: fx.Node) -> bool:
         return True
     if node.target not in (operator.getitem, getattr):
         return False
+    if is_of_star(node):
+        return True
     if not isinstance(node.args[1], str | Enum) or node.args[1] in TENSORS:
         return False
     while node.op != "placeholder":
@@ -53,6 +64,16 @@ def is_input(node: fx.Node) -> bool:
             return False
         node = first
     return True
+
+
+def is_of_star(node: fx.Node) -> bool:
+    """Return whether a node is one of the values of `*args`."""
+    if node.target is not operator.getitem or not isinstance(node.args[1], int):
+        return False
+    first = node.args[0]
+    if not isinstance(first, fx.Node) or first.op != "placeholder":
+        return False
+    return str(first.target).count("*") == 1
 
 
 class SiteTracer(fx.Tracer):
@@ -82,6 +103,7 @@ class SiteTracer(fx.Tracer):
         executing: Whether a node is being computed, so that calls are not recorded.
         writing: Opaque modules that change their attributes.
         marked: The sites that the example has passed.
+        precision: The settings of autocast around the operations.
     """
 
     proxy_buffer_attributes = True
@@ -118,7 +140,7 @@ class SiteTracer(fx.Tracer):
         self.writing: set[nn.Module] = set()
         self.marked: set[Site] = set()
         self.calls: dict[nn.Module, int] = {}  # how often the module of a site was called
-        self.autocast = autocast()
+        self.precision = Precision({gated})
 
     # Nodes and their values
 
@@ -134,8 +156,7 @@ class SiteTracer(fx.Tracer):
         self.order.append(node)
         if not torch.is_grad_enabled():
             raise TraceError("it switches gradients off")
-        if autocast() != self.autocast:
-            raise TraceError("it switches autocast")
+        self.precision.see(node)
         if self.before is not None:
             self._adopt(node, self.before)
         elif kind == "output":
@@ -233,6 +254,8 @@ class SiteTracer(fx.Tracer):
         """Return whether a module becomes one node: layers, collections, hooked and opaque ones."""
         if is_collection(m) or m in self.opaque or has_hooks(m):
             return True
+        if is_replaced(m):
+            return False
         return super().is_leaf_module(m, module_qualified_name)
 
     def create_args_for_root(self, root_fn: Any, is_module: bool, concrete_args: Any = None) -> Any:
@@ -240,10 +263,35 @@ class SiteTracer(fx.Tracer):
 
         A dict stays a dict, so that the model may iterate over it.
         """
-        function, arguments = super().create_args_for_root(root_fn, is_module, concrete_args)
-        found = [arguments[0], *(self._argument(proxy) for proxy in arguments[1:])]
-        found[1:] = self.mark_input(self.root, tuple(found[1:]), {}, 0)[0]
-        return function, found
+        if is_replaced(self.root) or is_closure_with_stars(root_fn):
+            function: Any = call_own_forward
+            arguments = [self.root, *self._placeholders()]
+        else:
+            function, arguments = super().create_args_for_root(root_fn, is_module, concrete_args)
+        values = [self._argument(proxy) for proxy in arguments[1:]]
+        return function, [arguments[0], *self._marked(values)]
+
+    def _marked(self, values: list[Any]) -> list[Any]:
+        """Return a value for each parameter of forward() as it leaves gates on the input."""
+        if not any(site.side == "input" for site in self.sites.get(self.root, ())):
+            return values
+        signature = inspect.signature(self.root.forward)
+        call = self.mark_input(self.root, *call_with(signature, values), 0)
+        found = values_of(signature, call)
+        for place, value in enumerate(values):
+            is_named = isinstance(value, Entries) and not isinstance(found[place], Entries)
+            if is_named:  # **named, of which forward() may ask what there is
+                found[place] = value.replaced(found[place])
+        return found
+
+    def _placeholders(self) -> list[Any]:
+        """Return stand-ins for the arguments of a forward() that was replaced on the instance."""
+        found = []
+        for name, parameter in inspect.signature(self.root.forward).parameters.items():
+            default = () if parameter.default is parameter.empty else (parameter.default,)
+            target = STARS.get(parameter.kind, "") + name
+            found.append(self.create_proxy("placeholder", target, default, {}))
+        return found
 
     def _argument(self, proxy: KnownProxy) -> Any:
         name = argument_of(proxy.node)
@@ -374,9 +422,3 @@ class SiteTracer(fx.Tracer):
 
     def _mark(self, value: Any, place: slice) -> Any:
         return self.create_proxy("call_function", gated, (value, place.start, place.stop), {})
-
-
-def autocast() -> tuple[Any, ...]:
-    """Return the present settings of autocast."""
-    devices = ("cpu", "cuda")
-    return tuple((torch.is_autocast_enabled(d), torch.get_autocast_dtype(d)) for d in devices)

@@ -7,19 +7,25 @@ its layers remain.
 import copy
 from dataclasses import dataclass, field, replace
 from functools import partial
-from types import MethodType
+from types import MethodType, ModuleType
 from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
+from torch.optim import Optimizer
 
-from ..._common.copies import memo_of
+from ..._common.copies import copied, memo_of
 from ..._common.errors import SurgeryError
+from ..._common.functions import refers
 from ...distributed.torchrec import narrowed
 from ...sites.model import hooks_of
 from ..rules.written import Origin
 
 LAYER = "pruned_layer"  # the name by which the graph of a single layer calls the layer itself
+
+
+CLOSED = (Tensor, Optimizer, type, ModuleType)  # whose attributes are not searched
+REPLACED = ("forward", "_original_forward")  # attributes that hide the forward() of the class
 
 
 @dataclass(frozen=True)
@@ -139,7 +145,7 @@ def without_gates(model: nn.Module, memo: dict[int, Any]) -> nn.Module:
         memo: The memo of copy.deepcopy: copies of objects, by the id of the original.
     """
     try:
-        small = copy.deepcopy(model, memo)
+        small = copied(model, memo)
     except Exception as error:
         raise SurgeryError(
             f"pruning makes a new model, but {type(model).__name__} cannot be copied: {error}. Set "
@@ -149,6 +155,39 @@ def without_gates(model: nn.Module, memo: dict[int, Any]) -> nn.Module:
     for module, hook in list(hooks_of(small)):
         hook.release(module)
     return small
+
+
+def refuse_references(small: nn.Module, model: nn.Module) -> None:
+    """Refuse a copy that would run the modules of the model that it was made from.
+
+    Functions in the copy refer to the copy, but not other objects that these refer to.
+
+    Args:
+        small: The copy, which may share parameters with the model.
+        model: The model.
+    """
+    old = set(model.modules())
+    new = set(small.modules())
+
+    def is_old(value: Any) -> bool:
+        return isinstance(value, nn.Module) and value in old
+
+    def opens(value: Any) -> bool:
+        return not isinstance(value, CLOSED) and not (isinstance(value, nn.Module) and value in new)
+
+    for path, module in small.named_modules():
+        called = {
+            "forward()": [vars(module).get("forward")],
+            "a hook": [*module._forward_pre_hooks.values(), *module._forward_hooks.values()],
+        }
+        for name, functions in called.items():
+            if any(refers(each, is_old, opens=opens) for each in functions):
+                raise SurgeryError(
+                    f"Nothing was changed: {name} of {path or type(small).__name__} refers to the "
+                    "model that is pruned through an object that is not a part of the model, so "
+                    "the pruned model would run layers of both. Let the function refer to the "
+                    "model itself, or make the object an attribute of the model."
+                )
 
 
 def removed_tensors(model: nn.Module, edits: Edits) -> list[Tensor]:
@@ -225,6 +264,8 @@ def as_pruned(model: nn.Module, plan: Any, graph: fx.Graph | None) -> nn.Module:
     if written is not None:
         members["forward"] = _forward_of(written)
         members[LAYER] = property(partial(_own_forward, base))
+        for name in REPLACED:  # the graph has what they did
+            vars(model).pop(name, None)
     model.__class__ = type(f"Pruned{base.__name__}", (base,), members)
     return model
 

@@ -13,6 +13,7 @@ from ..rules.base import OPAQUE, CutRule
 from ..rules.facts import Facts, UnsupportedError, View, form_of
 from ..rules.registry import rule_for
 from ..rules.writer import Writer
+from ..trace.autocast import AutocastCode
 from ..trace.graph import Trace
 from ..trace.tracer import Affine
 from ..trial.run import in_eval
@@ -68,6 +69,8 @@ def rewrite(trace: Trace, affine: Affine, around: Surroundings | None = None) ->
     ways = [_rewrite(trace, affine, around, reach) for reach in REACHES]
     found = min((way for way in ways if way is not None), key=_size)
     check_modules_aside(trace, found.writer.graph)
+    if trace.autocast is not None:
+        found.writer.graph.set_codegen(AutocastCode(trace.autocast))
     return found
 
 

@@ -10,7 +10,7 @@ from ..rules.base import OPAQUE, CutRule
 from ..rules.facts import View
 from ..rules.written import runs_of
 from ..trace.inputs import argument_of
-from ..trace.tracer import gated, is_input
+from ..trace.tracer import gated, is_input, is_of_star
 
 MOST_RANGES = 8  # that are printed
 
@@ -55,11 +55,22 @@ def inputs_of_dropped(
     still: list[Unread] = []
     past_the_gates = _past_the_gates(view, rules)
     for node, mask in _of_dropped(view, rules).items():
-        name = argument_of(node) if node.op == "placeholder" else str(node.args[1])
+        name = _name_of(node)
         live = view.live(node)
         _append(unread, name, mask & ~live, everything=not live.any())
         _append(still, name, mask & past_the_gates[node], everything=False)
     return unread, still
+
+
+def _name_of(node: fx.Node) -> str:
+    """Return the name of an argument, or of an entry of one."""
+    if node.op == "placeholder":
+        return argument_of(node)
+    if is_of_star(node):
+        first = node.args[0]
+        assert isinstance(first, fx.Node)
+        return f"{argument_of(first)}[{node.args[1]}]"
+    return str(node.args[1])
 
 
 def _append(found: list[Unread], name: str, part: Tensor, *, everything: bool) -> None:
