@@ -78,8 +78,8 @@ FUNCTIONS: dict[str, Any] = {
     **_of(
         torch,
         "torch",
-        "arange bucketize cat cdist column_stack concat cosine_similarity einsum eye full "
-        "full_like hstack isin linspace ones ones_like stack tensor tensordot vstack zeros "
+        "arange bucketize cat cdist column_stack concat concatenate cosine_similarity einsum eye "
+        "full full_like hstack isin linspace ones ones_like stack tensor tensordot vstack zeros "
         "zeros_like",
     ),
     **_of(torch.linalg, "linalg", "norm vector_norm"),

@@ -198,10 +198,14 @@ class SiteTracer(fx.Tracer):
 
     def _compute(self, node: fx.Node, place: int) -> Any:
         """Compute a node on one of the examples."""
-        inputs: Any = (node.args, node.kwargs)
-        args, kwargs = fx.map_arg(inputs, lambda source: self.runs[source][place])
         if node.op == "placeholder":
             return self.given[place].get(argument_of(node))
+        return self.compute(node, {each: self.runs[each][place] for each in node.all_input_nodes})
+
+    def compute(self, node: fx.Node, values: Mapping[fx.Node, Any]) -> Any:
+        """Compute an operation from the values of its inputs."""
+        inputs: Any = (node.args, node.kwargs)
+        args, kwargs = fx.map_arg(inputs, values.__getitem__)
         if node.op == "get_attr":
             found: Any = self.root
             for name in str(node.target).split("."):
