@@ -351,3 +351,67 @@ def test_batches_of_classes_of_their_own_have_the_names_of_their_attributes():
 
     with pytest.raises(tl.FieldError, match=r"should be \{'city': 4"):
         tl.attach(Opened(("city", "item", "user")), FIELDS, at="deep", example=Batch(named()))
+
+
+class Tables(nn.Module):
+    """Concatenates tables in an order that each call names."""
+
+    def __init__(self):
+        super().__init__()
+        self.tables = nn.ModuleDict({name: nn.Embedding(20, 4) for name in NAMES})
+
+    def forward(self, batch, order):
+        return torch.cat([self.tables[name](batch[name]) for name in order], 1)
+
+
+class Twice(nn.Module):
+    """Calls one module twice, with columns of equal width."""
+
+    def __init__(self, again, mix=None):
+        super().__init__()
+        self.embedding = Tables()
+        self.again = again
+        self.mix = mix or (lambda x: x)
+        self.layer = nn.Linear(24, 1)
+
+    def forward(self, batch):
+        batch = self.mix(batch)
+        both = [self.embedding(batch, NAMES), self.embedding(batch, self.again)]
+        return self.layer(torch.cat(both, 1))
+
+
+THREE = dict.fromkeys(NAMES, 4)
+EMBEDDED = {"at": "embedding", "side": "output"}
+
+
+def three(rows=40):
+    return {name: ids for name, ids in named(rows).items() if name in NAMES}
+
+
+def _mixed(batch):
+    total = sum(batch.values()) % 20
+    return dict.fromkeys(batch, total)
+
+
+def test_a_second_call_with_columns_in_another_order_is_refused_with_the_true_order():
+    expected = r"call 1\).*should be \{'city': 4, 'user': 4, 'item': 4\}"
+    with pytest.raises(tl.FieldError, match=expected):
+        tl.attach(Twice(NAMES[::-1]), THREE, **EMBEDDED, example=three())
+    assert attach_warns(Twice(NAMES), THREE, **EMBEDDED, example=three()) == ""
+
+
+def test_a_second_call_whose_columns_cannot_be_told_is_warned_of():
+    found = attach_warns(Twice(NAMES, _mixed), THREE, **EMBEDDED, example=three())
+    assert "call 1): the module is called several times" in found
+    assert "does not show whether" in found
+    fields = dict.fromkeys(("a", "b", "c"), 4)  # not the names of inputs
+    found = attach_warns(Twice(NAMES[::-1]), fields, **EMBEDDED, example=three())
+    assert "other inputs move the columns than in its first call" in found
+    assert attach_warns(Twice(NAMES), fields, **EMBEDDED, example=three()) == ""
+
+
+def test_a_second_call_of_a_model_with_changing_results_is_warned_of():
+    steps = iter(range(1000))
+    model = Twice(NAMES)
+    model.embedding.register_forward_hook(lambda module, args, output: output + next(steps))
+    assert "does not show whether" in attach_warns(model, THREE, **EMBEDDED, example=three())

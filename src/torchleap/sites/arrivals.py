@@ -14,7 +14,7 @@ from .._common.errors import AttachError, FieldError, TorchleapError
 from .._common.text import plural
 from ..fields import Fields
 from .calls import as_call
-from .notation import Entry, Place
+from .notation import Entry, Place, refuse_overlaps
 from .places import find_module
 from .site import Site
 from .values import (
@@ -105,6 +105,7 @@ def arrivals_of(entries: Sequence[Entry], sites: Sequence[Site], seen: Seen) -> 
         raise errors[0]
     if errors:
         raise type(errors[0])(" ".join(dict.fromkeys(map(str, errors))))
+    refuse_overlaps([replace(one.place, call=one.place.call or 0) for one in found])
     _refuse_other_rows(found)
     _warn_of_calls_beside(found, sites, seen)
     return found

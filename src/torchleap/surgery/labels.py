@@ -5,7 +5,7 @@ selected under each other's name, without any error.
 """
 
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import groupby, pairwise
 
 from torch import nn
@@ -52,10 +52,19 @@ def check_labels(model: nn.Module, gates: LeAP, sites: tuple[Site, ...], call: C
     checked = []
     for site in sites:
         blocks = layout.blocks_in(site.columns)
-        if blocks and blocks not in checked:  # sites may receive one and the same tensor
-            checked.append(blocks)
+        if not blocks or blocks in checked:  # sites may receive one and the same tensor
+            continue
+        checked.append(blocks)
+        if not movers.again:
             _Comparison(model, site.label, blocks, layout.fields.names, movers).report(labels)
-    return labels
+            continue
+        for number, each in enumerate((movers, *movers.again)):
+            label = replace(site.place, call=number).label
+            comparison = _Comparison(model, label, blocks, layout.fields.names, each)
+            comparison.report(labels)
+            if number:
+                comparison.report_call(movers, labels)
+    return Labels(list(dict.fromkeys(labels.errors)), list(dict.fromkeys(labels.doubts)))
 
 
 class _Comparison:
@@ -93,6 +102,31 @@ class _Comparison:
             doubts += [self._columns_out_of_order(one) for one in self.movers.inputs]
         labels.errors.extend(filter(None, errors))
         labels.doubts.extend(filter(None, doubts))
+
+    def report_call(self, first: Movers, labels: Labels) -> None:
+        """Add what differs between this call of a module and its first one.
+
+        Args:
+            first: What moves the columns in the first call.
+            labels: What does not fit; added to.
+        """
+        if any(problem.startswith(f"{self.place}:") for problem in labels.errors):
+            return
+        own = [place for block in self.blocks.values() for place in _range(block)]
+        before = [(first.by_input[place], first.by_column[place]) for place in own]
+        found = [(self.movers.by_input[place], self.movers.by_column[place]) for place in own]
+        if found != before:
+            problem = "other inputs move the columns than in its first call"
+        elif any(moved_by == SEVERAL for moved_by, _ in found):
+            problem = "the example does not show whether they have the order of its first call"
+        else:
+            return
+        labels.doubts.append(
+            f"{self.place}: the module is called several times in one forward pass, and all of its "
+            f"calls have the same fields; but {problem}. If the columns of a call have another "
+            "order, each gate is given those of another field: name the fields of each call, "
+            "at={tl.Place(name, call=1): {field: width}}."
+        )
 
     def _mover(self, column: int) -> str | None:
         """Return the name of the field whose input alone moves a column; None if it is not sure."""

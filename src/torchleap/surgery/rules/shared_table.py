@@ -72,7 +72,7 @@ def row_blocks(
     starts = [each[0] for each in found.values() if each is not None]
     if len(starts) < len(found):
         return None
-    every = torch.cat([start.flatten() for start in starts]).unique()  # rising
+    every = torch.tensor(sorted({row for start in starts for row in start.flatten().tolist()}))
     reserved = {row for each in found.values() if each is not None for row in each[1]}
     if table.padding_idx is not None:
         reserved.add(table.padding_idx)
