@@ -33,7 +33,7 @@ from .sites.placement import put_into, take_out_of
 from .sites.site import Site
 from .surgery import Fill, Plan, make_plan
 from .surgery.labels import check_labels
-from .surgery.trial.deadline import PLAN_SECONDS
+from .surgery.trial.deadline import PLAN_SECONDS, plan_within
 
 Places = str | Place | Sequence[str | Place]
 
@@ -405,23 +405,17 @@ class Plugin:
                 takes too long, constants are fed instead, and a note reports it.
         """
         self._check(selection)
-        call = on_device(self._example(example), self.gates.theta.device)
-        plain = attached(unsharded(self.model)) if units(self.model) else self
-        if not self._has_checked_labels:
-            self._has_checked_labels = True
-            labels = check_labels(plain.model, plain.gates, plain.sites, call)
-            for problem in (*labels.errors, *labels.doubts):
-                warnings.warn(problem, stacklevel=2)
-        return make_plan(
-            plain.model,
-            plain.gates,
-            plain.sites,
-            selection,
-            call,
-            fill,
-            source=self.model,
-            seconds=time_limit,
-        )
+        with plan_within(time_limit):
+            call = on_device(self._example(example), self.gates.theta.device)
+            plain = attached(unsharded(self.model)) if units(self.model) else self
+            if not self._has_checked_labels:
+                self._has_checked_labels = True
+                labels = check_labels(plain.model, plain.gates, plain.sites, call)
+                for problem in (*labels.errors, *labels.doubts):
+                    warnings.warn(problem, stacklevel=2)
+            return make_plan(
+                plain.model, plain.gates, plain.sites, selection, call, fill, source=self.model
+            )
 
     def prune(
         self,

@@ -14,8 +14,11 @@ from .._common.text import plural
 from ..gates.leap import LeAP
 from ..sites.calls import Call
 from ..sites.site import Site
+from .trial.deadline import OutOfTimeError, time_left, time_limit
 from .trial.movers import NOTHING, SEVERAL, Input, Movers, movers_of
 
+PROBE_SECONDS = 5.0  # that the runs of the model may take
+PROBE_TIME = 0.2  # the fraction of the time that is left for a plan
 MOST_NAMES = 6  # that a message lists
 ORDER = "fields= names them in the order in which they arrive."
 
@@ -44,8 +47,16 @@ def check_labels(model: nn.Module, gates: LeAP, sites: tuple[Site, ...], call: C
         sites: Where they are.
         call: The batch.
     """
-    movers = movers_of(model, gates, call)
     labels = Labels()
+    try:
+        with time_limit(min(PROBE_SECONDS, time_left() * PROBE_TIME)):
+            movers = movers_of(model, gates, call)
+    except OutOfTimeError:
+        labels.doubts.append(
+            "The model is too slow to find out which input moves which columns. Check that fields= "
+            "names them in the order in which they arrive, or give fewer rows, example=."
+        )
+        return labels
     if movers is None:
         return labels
     layout = gates.known_layout()

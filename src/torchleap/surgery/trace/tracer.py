@@ -18,7 +18,7 @@ from ...gates.leap import LeAP
 from ...sites.elements import like
 from ...sites.site import Site
 from ..runtime import parts_of
-from ..trial.deadline import check_time
+from ..trial.deadline import check_time, interruptible
 from ..trial.state import versions
 from .arguments import Arguments
 from .entries import Entries
@@ -247,7 +247,7 @@ class SiteTracer(fx.Tracer):
         function, arguments = super().create_args_for_root(root_fn, is_module, concrete_args)
         found = [arguments[0], *(self._argument(proxy) for proxy in arguments[1:])]
         found[1:] = self.mark_input(self.root, tuple(found[1:]), {}, 0)[0]
-        return function, found
+        return interruptible(function), found
 
     def _argument(self, proxy: KnownProxy) -> Any:
         name = argument_of(proxy.node)

@@ -7,6 +7,7 @@ runs of every digit, which spells the number of its input.
 """
 
 import inspect
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -21,6 +22,7 @@ from ...distributed.torchrec import is_jagged
 from ...gates.leap import LeAP
 from ...sites.batches import adapter_of, flatten, unflatten
 from ...sites.calls import Call, few_rows
+from .deadline import OutOfTimeError, time_left
 from .run import forget_pass, run, untouched
 
 ROWS = 32  # of the example that are changed and run
@@ -78,10 +80,16 @@ def movers_of(model: nn.Module, gates: LeAP, call: Call) -> Movers | None:
         model: The attached model.
         gates: Its gates.
         call: A batch.
+
+    Raises:
+        OutOfTimeError: The runs would take longer than there is time.
     """
     with untouched(model), torch.random.fork_rng():
         try:
             return _Probe(model, gates, few_rows(call, rows=ROWS)).movers()
+        except OutOfTimeError:
+            forget_pass(gates)
+            raise
         except Exception:  # the model's own code decides how it refuses a batch
             forget_pass(gates)
             return None
@@ -101,8 +109,10 @@ class _Probe:
         self.gates = gates
         self.leaves, self.form = flatten(call)
         names = _names_of(model, call)
+        start = time.monotonic()
         with _Conversions(gates) as self.conversions:
             self.base = self._arriving(self.leaves)
+        self.seconds = time.monotonic() - start  # of a run
         first = self.base[0]
         self.inputs = []
         for place, leaf in enumerate(self.leaves):
@@ -113,6 +123,10 @@ class _Probe:
 
     def movers(self) -> Movers:
         """Return which input moves which columns: SEVERAL if the model is not deterministic."""
+        widest = max((one.width for one in self.inputs), default=0)
+        runs = 1 + 2 * (len(self.inputs).bit_length() + widest.bit_length())
+        if runs * self.seconds > time_left():
+            raise OutOfTimeError(f"{runs} runs take too long")
         is_known = bool(self.inputs) and not self._moved(self.leaves).any()
         by_input = by_column = (SEVERAL,) * sum(block.shape[1] for block in self.base)
         if is_known:
