@@ -366,7 +366,7 @@ class Plugin:
             if own is None or any(own.start < one.stop and one.start < own.stop for one in columns):
                 places.append(site.label)
         raise SelectionError(
-            f"No training step has passed the gates of {names} at {' and '.join(places)}: the "
+            f"{' and '.join(places)}: no training step has passed the gates of {names}, as the "
             "model has not called all of these places in one forward pass. Choose places that it "
             "calls, or leave out these fields."
         )

@@ -53,6 +53,12 @@ def _cells(
 def why_none_moved(gates: LeAP) -> str:
     """Return why select() cannot use these gates, and the cure."""
     steps = 0 if gates.fields is None else int(gates.steps.max())
+    if not steps and gates.context.has_trained:
+        return (
+            "select() needs trained gates, but the batches that the model was trained on have not "
+            f"passed them: it has never called {gates.context.place}. Choose another at=; "
+            "attach(..., example=batch) checks it at once."
+        )
     if not steps:
         return (
             "select() needs trained gates, but no training batch has passed them. Train first, "

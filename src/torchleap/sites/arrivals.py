@@ -118,8 +118,8 @@ def first_with(arrivals: Sequence[Arrival], arrival: Arrival) -> int:
             continue
         if earlier.widths != arrival.widths:
             raise FieldError(
-                f"{list(earlier.widths)} and {list(arrival.widths)} have the same columns: the "
-                f"same tensor arrives at {earlier.place.label} and {arrival.place.label}. Leave "
+                f"{list(earlier.widths)} and {list(arrival.widths)} have the same columns: "
+                f"{earlier.place.label} and {arrival.place.label} receive the same tensor. Leave "
                 "out one of them, or give both the same fields."
             )
         return number
@@ -237,7 +237,7 @@ def _refuse_other_rows(arrivals: Sequence[Arrival]) -> None:
     problems = []
     for name, places in rows.items():
         if len(places) > 1:
-            found = " and ".join(f"{count} at {label}" for count, label in places.items())
+            found = " and ".join(f"{count} ({label})" for count, label in places.items())
             problems.append(f"{name!r} has {found}")
     if problems:
         raise FieldError(

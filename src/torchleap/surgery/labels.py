@@ -108,7 +108,7 @@ class _Comparison:
     def report(self, labels: Labels) -> None:
         """Add what does not fit."""
         errors = [self._other_order() or self._names_of_others(), self._ids()]
-        doubts = [self._unmoved()]
+        doubts = [self._unmoved(), self._perhaps_ids()]
         if not any(errors):
             doubts += [self._columns_out_of_order(one) for one in self.movers.inputs]
         labels.errors.extend(filter(None, errors))
@@ -178,12 +178,30 @@ class _Comparison:
 
     def _ids(self) -> str | None:
         """Return which fields are ids that pass the gates as floating-point numbers."""
+        names = [repr(name) for name, own in self.blocks.items() if any(self.movers.as_ids[own])]
+        if not names:
+            return None
+        return (
+            f"{self.place}: behind the gates the model makes integers of {_first_of(names)}, as of "
+            f"ids. Gates would mix them into other ids. {self._cure_of_ids()}."
+        )
+
+    def _perhaps_ids(self) -> str | None:
+        """Return which fields may be ids, where the example has too few values to be certain."""
         names = []
         for name, block in self.blocks.items():
-            if any(self.movers.as_ids[block]):
+            if any(self.movers.perhaps_ids[block]) and not any(self.movers.as_ids[block]):
                 names.append(repr(name))
         if not names:
             return None
+        return (
+            f"{self.place}: behind the gates the model reads only whole numbers of "
+            f"{_first_of(names)}, but the example has too few values to tell whether they are ids, "
+            f"which gates would mix into others. Give more rows, example=. {self._cure_of_ids()}, "
+            "if they are."
+        )
+
+    def _cure_of_ids(self) -> str:
         tables = [
             path
             for path, module in self.model.named_modules()
@@ -192,10 +210,7 @@ class _Comparison:
         cure = "Gate what the tables return"
         if tables:
             cure += f", such as at={tables[0]!r}, side='output', or the input of a layer behind"
-        return (
-            f"{self.place}: behind the gates the model makes integers of {_first_of(names)}, as of "
-            f"ids. Gates would mix them into other ids. {cure}."
-        )
+        return cure
 
     def _unmoved(self) -> str | None:
         """Return which fields no input moves."""

@@ -9,6 +9,7 @@ runs of every digit, which spells the number of its input.
 import inspect
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -24,6 +25,7 @@ from ...sites.batches import adapter_of, flatten, unflatten
 from ...sites.calls import Call, few_rows
 from .deadline import OutOfTimeError, time_left
 from .run import forget_pass, run, untouched
+from .steps import Steps, columns_in_steps
 
 ROWS = 32  # of the example that are changed and run
 NOTHING = -1  # moves the column
@@ -59,7 +61,8 @@ class Movers:
         is_complete: Whether these are all inputs, and all of their columns can be changed.
         by_input: For each column of the gates the index of its input, NOTHING or SEVERAL.
         by_column: For each column of the gates the column of that input, NOTHING or SEVERAL.
-        as_ids: For each column of the gates whether the model makes whole numbers in it integers.
+        as_ids: For each column of the gates whether the model reads whole numbers in it alone.
+        perhaps_ids: The same where the example has too few values to be certain.
         again: The same for further calls of the gates in one forward pass, in their order.
     """
 
@@ -68,6 +71,7 @@ class Movers:
     by_input: tuple[int, ...]
     by_column: tuple[int, ...]
     as_ids: tuple[bool, ...]
+    perhaps_ids: tuple[bool, ...] = ()
     again: tuple["Movers", ...] = ()
 
 
@@ -107,6 +111,7 @@ class _Probe:
     def __init__(self, model: nn.Module, gates: LeAP, call: Call) -> None:
         self.model = model
         self.gates = gates
+        self.call = call
         self.leaves, self.form = flatten(call)
         names = _names_of(model, call)
         start = time.monotonic()
@@ -136,22 +141,31 @@ class _Probe:
             by_column = self._spelled(numbers)
         others = sum(isinstance(leaf, Tensor) or is_jagged(leaf) for leaf in self.leaves)
         is_complete = others == len(self.inputs) and all(one.varies for one in self.inputs)
+        steps = self._steps() if is_known else Steps(frozenset(), frozenset())
         found = []
         for number, block in enumerate(self.base):
             width = block.shape[1]
             own = slice(number * width, (number + 1) * width)
             whole = (block == block.round()).all(0)
-            as_ids = whole & self.conversions.columns(width)
+            converted = (whole & self.conversions.columns(width)).nonzero().flatten().tolist()
+            certain = steps.certain.union(converted)
             found.append(
                 Movers(
                     inputs=tuple(self.inputs),
                     is_complete=is_complete and is_known,
                     by_input=by_input[own],
                     by_column=by_column[own],
-                    as_ids=tuple(as_ids.tolist()),
+                    as_ids=tuple(column in certain for column in range(width)),
+                    perhaps_ids=tuple(column in steps.possible for column in range(width)),
                 )
             )
         return replace(found[0], again=tuple(found[1:]))
+
+    def _steps(self) -> Steps:
+        """Return the columns of which the model reads whole numbers alone, if there is time."""
+        with suppress(OutOfTimeError):
+            return columns_in_steps(self.model, self.gates, self.call, self.base[0])
+        return Steps(frozenset(), frozenset())
 
     def _spelled(self, numbers: Sequence[Tensor]) -> tuple[int, ...]:
         """Return for each column of the gates the number, less 1, of what moves it.
