@@ -103,13 +103,13 @@ class _Probe:
         def watch(_: nn.Module, args: tuple[Any, ...], output: Tensor) -> Tensor:
             torch.set_grad_enabled(True)  # until the pass ends
             x, block = (*args, None)[:2]
-            leaf = x.detach().clone().requires_grad_()
+            leaf: Tensor = x.detach().clone().requires_grad_()
             given.append((0 if block is None else block.start, leaf))
-            return leaf * 1
+            return leaf.clone()
 
         handle = self.gates.register_forward_hook(watch)
         with suppress(Exception):  # code may refuse tensors with gradients
-            total = sum(leaf.double().sum() for leaf in self._leaves())
+            total = torch.stack([leaf.double().sum() for leaf in self._leaves()]).sum()
             leaves = [leaf for _, leaf in given]
             gradients = torch.autograd.grad(total, leaves, allow_unused=True)
             for (start, _), gradient in zip(given, gradients, strict=True):
