@@ -465,6 +465,26 @@ def test_selection_knows_method_and_settings():
 # Bad input
 
 
+def test_select_names_a_site_that_training_has_never_called():
+    class Unused(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.used = nn.Linear(8, 1)
+            self.spare = nn.Linear(8, 1)
+
+        def forward(self, x):
+            return self.used(x)
+
+    model = Unused()
+    plugin = tl.attach(model, FIELDS, at="spare")
+    model.eval()(torch.randn(8, 8))
+    with pytest.raises(SelectionError, match="no training batch has passed"):
+        plugin.select()
+    model.train()(torch.randn(8, 8))
+    with pytest.raises(SelectionError, match=r"it has never called at='spare' \(input\). Choose"):
+        plugin.select()
+
+
 def test_select_before_any_gate_has_moved_says_why():
     model = mlp()
     optimizer = torch.optim.Adam(model.parameters(), lr=0.1)  # too early
@@ -658,11 +678,11 @@ class Partly(nn.Module):
     [
         (
             {"at": {"user": {"a": 5}, "spare": {"a": 1, "b": 2}, "item": {"c": 3}}},
-            r"gates of \['a', 'b'\] at at='user' \(input\) and at='spare' \(input\): the model",
+            r"at='user' \(input\) and at='spare' \(input\): no .* of \['a', 'b'\], as the model",
         ),
         (
             {"at": {"user": {"a": 5}, "spare": {"b": 2}, "item": {"c": 3}}},
-            r"gates of \['b'\] at at='spare' \(input\): the model has not called all",
+            r"at='spare' \(input\): no .* gates of \['b'\], as the model has not called all",
         ),
     ],
 )

@@ -33,7 +33,7 @@ from .sites.placement import put_into, take_out_of
 from .sites.site import Site
 from .surgery import Fill, Plan, make_plan
 from .surgery.labels import check_labels
-from .surgery.trial.deadline import PLAN_SECONDS
+from .surgery.trial.deadline import PLAN_SECONDS, plan_within
 
 Places = str | Place | Sequence[str | Place]
 
@@ -366,7 +366,7 @@ class Plugin:
             if own is None or any(own.start < one.stop and one.start < own.stop for one in columns):
                 places.append(site.label)
         raise SelectionError(
-            f"No training step has passed the gates of {names} at {' and '.join(places)}: the "
+            f"{' and '.join(places)}: no training step has passed the gates of {names}, as the "
             "model has not called all of these places in one forward pass. Choose places that it "
             "calls, or leave out these fields."
         )
@@ -405,24 +405,19 @@ class Plugin:
                 takes too long, constants are fed instead, and a note reports it.
         """
         self._check(selection)
-        self.gates.wait_for_ranks()  # otherwise the means would change below, by the last step
-        call = on_device(self._example(example), self.gates.theta.device)
-        plain = attached(unsharded(self.model)) if units(self.model) else self
-        if not self._has_checked_labels:
-            self._has_checked_labels = True
-            labels = check_labels(plain.model, plain.gates, plain.sites, call)
-            for problem in (*labels.errors, *labels.doubts):
-                warnings.warn(problem, stacklevel=2)
-        return make_plan(
-            plain.model,
-            plain.gates,
-            plain.sites,
-            selection,
-            call,
-            fill,
-            source=self.model,
-            seconds=time_limit,
-        )
+        # Otherwise the means would change below, by the last step.
+        self.gates.wait_for_ranks()
+        with plan_within(time_limit):
+            call = on_device(self._example(example), self.gates.theta.device)
+            plain = attached(unsharded(self.model)) if units(self.model) else self
+            if not self._has_checked_labels:
+                self._has_checked_labels = True
+                labels = check_labels(plain.model, plain.gates, plain.sites, call)
+                for problem in (*labels.errors, *labels.doubts):
+                    warnings.warn(problem, stacklevel=2)
+            return make_plan(
+                plain.model, plain.gates, plain.sites, selection, call, fill, source=self.model
+            )
 
     def prune(
         self,

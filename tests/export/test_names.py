@@ -30,6 +30,7 @@ def test_names_do_not_depend_on_the_layout_of_the_package():
         "torchleap.expect_rows",
         "torchleap.kept_columns",
         "torchleap.moments_of_layer_norm",
+        "torchleap.own_rows",
         "torchleap.part_of_layer_norm",
         "torchleap.keyed_values",
         "torchleap.parts_of",

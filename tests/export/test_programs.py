@@ -239,3 +239,22 @@ def test_an_output_never_has_the_name_of_an_input(tmp_path):
     assert [entry.name for entry in session.get_outputs()] == ["x_output", "mul"]
     found, _ = session.run(None, {name: value.numpy() for name, value in batch.items()})
     np.testing.assert_allclose(found, batch["x"] + batch["add"])
+
+
+def test_ids_outside_the_rows_of_their_field_are_refused_by_all_but_exported_programs(tmp_path):
+    _, plugin, make = attached("deepfm")
+    small = plugin.prune(plugin.select(share=0.6)).eval()
+    assert tl.export.save(small, tmp_path / "small").loads_without_code
+    loaded = tl.export.load(tmp_path / "small")
+    batch = make(rows=7)
+    torch.testing.assert_close(loaded(batch), small(batch))
+    compiled = torch.compile(small, backend="eager", fullgraph=True)
+    torch.testing.assert_close(compiled(batch), small(batch))
+    tl.export.to_program(small, tmp_path / "model.pt2", batch)
+    batch[:, 4] = -1
+    with pytest.raises(tl.FieldError, match="rows of its own field"):
+        loaded(batch)
+    with pytest.raises(RuntimeError, match="rows of its own field"):
+        compiled(batch)
+    torch._dynamo.reset()
+    torch.export.load(tmp_path / "model.pt2").module()(batch)

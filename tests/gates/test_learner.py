@@ -251,6 +251,63 @@ def test_select_warns_if_an_optimizer_has_not_finished_with_the_gates():
     assert "still on their way" in warning_of(plugin)
 
 
+def with_penalty(model, plugin, optimizer, steps):
+    for x, y in batches(steps):
+        optimizer.zero_grad()
+        (mse_loss(model(x)[:, 0], y) + plugin.penalty()).backward()
+        optimizer.step()
+
+
+SLOW = {
+    "Adagrad": (lambda groups: torch.optim.Adagrad(groups, lr=1e-2), 300, 1e-3),
+    "SGD": (lambda groups: torch.optim.SGD(groups, lr=1e-2), 300, 1e-2),
+}
+FEW = {
+    "Adam with a low rate": (lambda groups: torch.optim.Adam(groups, lr=1e-3), 100, 1e-2),
+    "Adam": (lambda groups: torch.optim.Adam(groups, lr=1e-2), 30, 1e-2),
+}
+
+
+@pytest.mark.parametrize("name", SLOW)
+def test_select_warns_if_the_optimizer_is_slow(name):
+    make, steps, alpha = SLOW[name]
+    model, plugin = attached_model(alpha=alpha)
+    with_penalty(model, plugin, make(model.parameters()), steps)
+    assert "the optimizer moves them slowly, as SGD and Adagrad do" in warning_of(plugin)
+
+
+@pytest.mark.parametrize("name", FEW)
+def test_select_warns_if_the_steps_of_an_optimizer_were_too_few(name):
+    make, steps, alpha = FEW[name]
+    model, plugin = attached_model(alpha=alpha)
+    with_penalty(model, plugin, make(model.parameters()), steps)
+    assert "the steps were too few. Train longer" in warning_of(plugin)
+
+
+@pytest.mark.parametrize("how", ["penalty", "trainer", "learn"])
+def test_select_does_not_warn_where_all_fields_are_useful(how):
+    torch.manual_seed(0)
+    model = nn.Linear(8, 1)
+    plugin = tl.attach(model, dict.fromkeys("abcdefgh", 1), seed=0, alpha=1e-3)
+    steps = 400
+    trainer = plugin.trainer(steps=steps) if how == "trainer" else None
+    if how == "learn":
+        plugin.learn(steps=steps)
+    optimizer = torch.optim.Adam(plugin.model_parameters(), lr=1e-2)
+    if how == "penalty":
+        optimizer = torch.optim.Adam(plugin.parameter_groups(gate_lr=1e-2), lr=1e-2)
+    rng = torch.Generator().manual_seed(0)
+    for _ in range(steps):
+        x = torch.randn(64, 8, generator=rng)
+        optimizer.zero_grad()
+        (mse_loss(model(x)[:, 0], x.sum(1)) + plugin.penalty() * (how == "penalty")).backward()
+        optimizer.step()
+        if trainer is not None:
+            trainer.step()
+    assert warning_of(plugin) == ""
+    assert len(plugin.select().kept) == 8
+
+
 def test_select_does_not_warn_where_a_gate_is_closed_or_none_had_to_close():
     model, plugin = attached_model()
     plugin.learn(steps=STEPS)

@@ -335,7 +335,7 @@ class Longer(nn.Module):
 
 def test_parts_of_a_field_with_other_rows_are_refused():
     x = torch.randn(8, 4)
-    with pytest.raises(FieldError, match=r"'a' has 8 at at='once' .* and 16 at at='twice'"):
+    with pytest.raises(FieldError, match=r"'a' has 8 \(at='once' .* and 16 \(at='twice'"):
         tl.attach(Longer(), {"a": ["once", "twice"]}, example=x)
     model = Longer()
     tl.attach(model, at={"once": {"a": 4}, "twice": {"a": 4}})
@@ -354,7 +354,8 @@ def test_other_widths_in_the_next_batch_are_refused():
 
 
 def test_places_without_widths_need_an_example():
-    with pytest.raises(AttachError, match=r"width of \['a'\] at at='wide' \(input\) is not known"):
+    expected = r"at='wide' \(input\): the width of \['a'\] is not known"
+    with pytest.raises(AttachError, match=expected):
         tl.attach(Branches(), {"a": "wide"})
 
 

@@ -118,3 +118,34 @@ def test_columns_of_a_value_that_is_no_tensor_are_refused():
             at={Place("0", "output", columns=(0, 1)): {"price": 1}},
             example=torch.randn(4, 1),
         )
+
+
+@pytest.mark.parametrize(
+    "at",
+    [
+        {Place("0", columns=(0, 8)): {"a": 8}, Place("0", columns=(4, 12)): {"b": 8}},
+        {Place("0"): {"a": 12}, Place("0", columns=(0, 8)): {"b": 8}},
+        {Place("0", columns=(0, 8)): {"a": 8}, Place("0", columns=(0, 4)): {"a": 4}},
+        {Place("0"): {"a": 12}, Place("0", call=0, columns=(0, 8)): {"b": 8}},  # one call
+    ],
+)
+def test_places_with_columns_in_common_are_refused(at):
+    with pytest.raises(FieldError, match="columns in common: at='0' .* and at='0' "):
+        tl.attach(nn.Sequential(nn.Linear(12, 1)), at=at, example=torch.randn(4, 12))
+
+
+def test_columns_of_different_calls_and_neighbours_may_stand_side_by_side():
+    class Twice(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = nn.Identity()
+
+        def forward(self, x):
+            return torch.cat([self.inner(x), self.inner(x * 2)], 1)
+
+    at = {
+        Place("inner", "output", call=0, columns=(0, 8)): {"a": 8},
+        Place("inner", "output", call=0, columns=(8, 12)): {"b": 4},
+        Place("inner", "output", call=1, columns=(4, 12)): {"c": 8},
+    }
+    assert tl.attach(Twice(), at=at, example=torch.randn(4, 12)).fields.names == ("a", "b", "c")

@@ -1,5 +1,6 @@
 """Names and columns that do not fit are found, by changing one input after the other."""
 
+import copy
 import warnings
 
 import pytest
@@ -351,3 +352,139 @@ def test_batches_of_classes_of_their_own_have_the_names_of_their_attributes():
 
     with pytest.raises(tl.FieldError, match=r"should be \{'city': 4"):
         tl.attach(Opened(("city", "item", "user")), FIELDS, at="deep", example=Batch(named()))
+
+
+class Tables(nn.Module):
+    """Concatenates tables in an order that each call names."""
+
+    def __init__(self):
+        super().__init__()
+        self.tables = nn.ModuleDict({name: nn.Embedding(20, 4) for name in NAMES})
+
+    def forward(self, batch, order):
+        return torch.cat([self.tables[name](batch[name]) for name in order], 1)
+
+
+class Twice(nn.Module):
+    """Calls one module twice, with columns of equal width."""
+
+    def __init__(self, again, mix=None):
+        super().__init__()
+        self.embedding = Tables()
+        self.again = again
+        self.mix = mix or (lambda x: x)
+        self.layer = nn.Linear(24, 1)
+
+    def forward(self, batch):
+        batch = self.mix(batch)
+        both = [self.embedding(batch, NAMES), self.embedding(batch, self.again)]
+        return self.layer(torch.cat(both, 1))
+
+
+THREE = dict.fromkeys(NAMES, 4)
+EMBEDDED = {"at": "embedding", "side": "output"}
+
+
+def three(rows=40):
+    return {name: ids for name, ids in named(rows).items() if name in NAMES}
+
+
+def _mixed(batch):
+    total = sum(batch.values()) % 20
+    return dict.fromkeys(batch, total)
+
+
+def test_a_second_call_with_columns_in_another_order_is_refused_with_the_true_order():
+    expected = r"call 1\).*should be \{'city': 4, 'user': 4, 'item': 4\}"
+    with pytest.raises(tl.FieldError, match=expected):
+        tl.attach(Twice(NAMES[::-1]), THREE, **EMBEDDED, example=three())
+    assert attach_warns(Twice(NAMES), THREE, **EMBEDDED, example=three()) == ""
+
+
+def test_a_second_call_whose_columns_cannot_be_told_is_warned_of():
+    found = attach_warns(Twice(NAMES, _mixed), THREE, **EMBEDDED, example=three())
+    assert "call 1): the module is called several times" in found
+    assert "does not show whether" in found
+    fields = dict.fromkeys(("a", "b", "c"), 4)  # not the names of inputs
+    found = attach_warns(Twice(NAMES[::-1]), fields, **EMBEDDED, example=three())
+    assert "other inputs move the columns than in its first call" in found
+    assert attach_warns(Twice(NAMES), fields, **EMBEDDED, example=three()) == ""
+
+
+def test_a_second_call_of_a_model_with_changing_results_is_warned_of():
+    steps = iter(range(1000))
+    model = Twice(NAMES)
+    model.embedding.register_forward_hook(lambda module, args, output: output + next(steps))
+    assert "does not show whether" in attach_warns(model, THREE, **EMBEDDED, example=three())
+
+
+class Rounding(nn.Module):
+    """Makes ids of the numbers of its first two columns."""
+
+    def __init__(self, to_ids):
+        super().__init__()
+        self.to_ids = to_ids
+        self.gated = nn.Identity()
+        self.table = nn.Embedding(40, 4)
+        self.layer = nn.Linear(9, 1)
+
+    def forward(self, x):
+        x = self.gated(x)
+        ids = torch.as_tensor(self.to_ids(x[:, :2])).long().clamp(0, 39)
+        return self.layer(torch.cat([self.table(ids).flatten(1), x[:, 2:]], 1))
+
+
+KEYS = {float(number): number for number in range(40)}
+TO_IDS = {
+    "round": lambda x: x.round().long(),
+    "floor": lambda x: x.floor().int(),
+    "half added": lambda x: (x + 0.5).long(),
+    "clamp": lambda x: x.clamp(0, 99).long(),
+    "product": lambda x: (x * 1).long(),
+    "stack": lambda x: torch.stack([x[:, 0], x[:, 1]], 1).long(),
+    "ceil": lambda x: x.ceil().long(),
+    "tolist": lambda x: [[int(number) for number in row] for row in x.tolist()],
+    "numpy": lambda x: x.detach().numpy().astype("int64"),
+    "keys": lambda x: [[KEYS[number] for number in row] for row in x.tolist()],
+}
+NUMBERS = {"at": "gated", "side": "output"}
+COLUMNS_OF_X = {"user": 1, "item": 1, "count": 1}
+
+
+def numbers(rows=40, distinct=20):
+    rng = torch.Generator().manual_seed(0)
+    ids = torch.randint(distinct, (rows, 2), generator=rng)
+    return torch.cat([ids, torch.randint(50, (rows, 1), generator=rng)], 1).float()
+
+
+@pytest.mark.parametrize("name", TO_IDS)
+def test_ids_that_pass_as_numbers_are_refused_whatever_makes_integers_of_them(name):
+    model = Rounding(TO_IDS[name])
+    with pytest.raises(tl.FieldError, match="makes integers of 'user', 'item', as of ids") as found:
+        tl.attach(model, COLUMNS_OF_X, **NUMBERS, example=numbers())
+    assert "'count'" not in str(found.value)
+    assert "at='table', side='output'" in str(found.value)
+
+
+@pytest.mark.parametrize("how", [{"rows": 1}, {"distinct": 1}, {"distinct": 2}])
+def test_ids_of_which_the_example_has_too_few_values_are_warned_of(how):
+    found = attach_warns(Rounding(TO_IDS["round"]), COLUMNS_OF_X, **NUMBERS, example=numbers(**how))
+    assert "too few values to tell whether they are ids" in found
+
+
+@pytest.mark.parametrize(
+    "layers", [[nn.Linear(3, 1)], [nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 1)], [nn.Identity()]]
+)
+def test_whole_numbers_that_are_read_as_numbers_are_accepted_silently(layers):
+    for rows in (40, 1):
+        model = nn.Sequential(*copy.deepcopy(layers), nn.Sigmoid())
+        assert attach_warns(model, COLUMNS_OF_X, at="0", example=numbers(rows)) == ""
+
+
+def test_columns_with_a_gradient_are_no_ids_and_take_one_run():
+    model = nn.Sequential(nn.Linear(300, 1))
+    runs = []
+    model.register_forward_hook(lambda *_: runs.append(1))
+    counts = torch.randint(50, (40, 300)).float()
+    assert attach_warns(model, {f"f{n}": 1 for n in range(300)}, at="0", example=counts) == ""
+    assert len(runs) < 30

@@ -130,7 +130,7 @@ def test_rows_of_a_table_for_all_fields_go_with_their_field():
     cuts = {cut.path: (cut.before, cut.after) for cut in plan.cuts}
     assert cuts["table"] == ("Embedding(60, 4)", "Embedding(36, 4)")
     assert cuts["offsets"] == ("Buffer(5,)", "Buffer(3,)")
-    assert "each id must lie within the rows of its own field" in str(plan)
+    assert "each id in `table` lies within the rows of its own field" in plan.assumptions
 
 
 def test_a_form_is_found_where_one_axis_tells_what_is_there():

@@ -6,6 +6,7 @@ from typing import Any
 from torch import Tensor, fx, nn
 
 from .._common.errors import SurgeryError
+from ..sites.batches import attributes_of
 
 OF_TENSORS = ("T", "mT", "shape")
 
@@ -15,8 +16,8 @@ def attribute(value: Any, name: str) -> Any:
 
     Args:
         value: A tensor, a named tuple such as the result of `max(1)`, or an object of the batch.
-        name: The attribute: of a tensor one of a closed list, of others anything public that is
-            not a function.
+        name: The attribute: of a tensor one of a closed list, of others anything that is not a
+            function, and either public or held by the object itself.
     """
     if isinstance(value, fx.Proxy):  # a loaded model is pruned again
         return getattr(value, name)
@@ -30,10 +31,12 @@ def attribute(value: Any, name: str) -> Any:
 
 
 def _is_allowed(value: Any, name: Any) -> bool:
-    if not isinstance(name, str) or name.startswith("_"):
+    if not isinstance(name, str) or name.startswith("__"):
         return False
     if isinstance(value, Tensor):
         return name in OF_TENSORS
+    if name.startswith("_") and name not in attributes_of(value):  # else it is data of a batch
+        return False
     return not isinstance(value, nn.Module | type | ModuleType | FunctionType)
 
 

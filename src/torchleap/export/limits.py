@@ -190,6 +190,7 @@ _OF_FUNCTIONS: dict[str, Count] = {
     "torch.broadcast_to": _expanded,
     "torch.cat": _joined,
     "torch.concat": _joined,
+    "torch.concatenate": _joined,
     "torch.stack": _joined,
     "torch.column_stack": _joined,
     "torch.hstack": _joined,

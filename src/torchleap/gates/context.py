@@ -36,6 +36,7 @@ class PassContext:
         place: How messages call the gates; `attach` names their sites here.
         running: Whether the complete model is within a forward pass. Statistics of other ranks may
             arrive until the next one begins, so that no rank has to wait.
+        has_trained: Whether the model was run in train().
         held_out: Whether only the gates learn, see `Plugin.held_out`.
         train_gradient: The gradient of theta on the train rows before a held-out step, (G,).
         learner: Moves the gates by the gradient of each training pass; None if nothing does so.
@@ -47,6 +48,7 @@ class PassContext:
     def __init__(self, place: str = "LeAP") -> None:
         self.place = place
         self.running = False
+        self.has_trained = False
         self.held_out = False
         self.train_gradient: Tensor | None = None
         self.learner: Learner | None = None
@@ -86,10 +88,15 @@ class PassContext:
 
     # A pass of the complete model
 
-    def begin(self) -> None:
-        """Note that a forward pass of the model has begun."""
+    def begin(self, training: bool = False) -> None:
+        """Note that a forward pass of the model has begun.
+
+        Args:
+            training: Whether the model is in train().
+        """
         self._drop()  # what a pass has left that did not end
         self.running = True
+        self.has_trained = self.has_trained or training
 
     def end(self) -> None:
         """Note that the forward pass is over, and drop its tensors."""

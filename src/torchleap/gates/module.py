@@ -215,6 +215,12 @@ class GateModule(nn.Module):
         return bool(((theta != rounded) & (theta != init) & (self.free > 0)).any())
 
     @property
+    def ways(self) -> tuple[float, float]:
+        """How far theta has moved from its start: the farthest one down, and the farthest up."""
+        way = (ranks.full(self.theta.detach()) - self.settings.init) * (self.free > 0)
+        return max(0.0, float(-way.min())), max(0.0, float(way.max()))
+
+    @property
     def warming_up(self) -> bool:
         """Whether the gates are still held at 1; the device is queried only while they may be."""
         if self._warm_up_ahead and self.fields is not None:

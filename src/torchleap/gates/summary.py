@@ -11,6 +11,8 @@ from .trainer import GateTrainer
 
 OPEN = 0.5  # a gate below this is closed
 STILL_MOVING = 0.95  # of the gate at the start: below this, gates move, and not by noise alone
+USUAL_STEPS = 150  # in which Adam moves a useless gate by 1 at a rate of 1e-2, half as many again
+ON_ITS_WAY = 0.25  # of the way of useful gates: one that has moved down by less is not closing
 HEAD = ["field", "gate", "width", "divergence", "sparsity", "penalty"]
 
 
@@ -51,6 +53,12 @@ def _cells(
 def why_none_moved(gates: LeAP) -> str:
     """Return why select() cannot use these gates, and the cure."""
     steps = 0 if gates.fields is None else int(gates.steps.max())
+    if not steps and gates.context.has_trained:
+        return (
+            "select() needs trained gates, but the batches that the model was trained on have not "
+            f"passed them: it has never called {gates.context.place}. Choose another at=; "
+            "attach(..., example=batch) checks it at once."
+        )
     if not steps:
         return (
             "select() needs trained gates, but no training batch has passed them. Train first, "
@@ -123,10 +131,40 @@ def why_none_closed(gates: LeAP) -> str | None:
             "number of planned steps= to the trainer."
         )
     start = float(torch.sigmoid(torch.tensor(gates.settings.init / gates.settings.temperature)))
-    if trainer is None and lowest < STILL_MOVING * start:
+    if trainer is not None:
+        return None
+    if lowest < STILL_MOVING * start:
         return (
             f"{found}: the gates have left their start at {start:.2f}, but they are still on their "
             "way. Train longer, give the gates a larger learning rate or another optimizer "
             "(Adagrad slows down), or use plugin.learn()."
         )
-    return None
+    reason = _why_all_stay_near(gates)
+    return None if reason is None else f"{found}: {reason}"
+
+
+def _why_all_stay_near(gates: LeAP) -> str | None:
+    """Return why gates that some optimizer moves are still near their start, and the cure.
+
+    The penalty moves useless gates down, the loss moves useful ones up, and early in the training
+    about as fast. So where some have moved down, and none in either direction as far as closing
+    takes, a useless one may still be on its way. None if all are useful as far as can be told.
+    """
+    steps = int(gates.steps.max()) - gates.settings.warmup
+    needed = gates.settings.init  # theta is 0 at a gate of 0.5
+    down, up = gates.ways
+    way = max(down, up)
+    few = steps < USUAL_STEPS * needed
+    if way >= needed or (down < ON_ITS_WAY * up and not few):
+        return None
+    reason = (
+        f"in {plural(steps, 'step')} no gate has moved by more than {way:.2g} of the "
+        f"{needed:.2g} that closing takes"
+    )
+    cure = (
+        "give the gates a learning rate of their own, plugin.parameter_groups(gate_lr=1e-2) with "
+        "Adam, or use plugin.learn()"
+    )
+    if few:
+        return f"{reason}; the steps were too few. Train longer, {cure}."
+    return f"{reason}; the optimizer moves them slowly, as SGD and Adagrad do. Instead {cure}."

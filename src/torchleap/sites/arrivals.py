@@ -14,7 +14,7 @@ from .._common.errors import AttachError, FieldError, TorchleapError
 from .._common.text import plural
 from ..fields import Fields
 from .calls import as_call
-from .notation import Entry, Place
+from .notation import Entry, Place, refuse_overlaps
 from .places import find_module
 from .site import Site
 from .values import (
@@ -105,6 +105,7 @@ def arrivals_of(entries: Sequence[Entry], sites: Sequence[Site], seen: Seen) -> 
         raise errors[0]
     if errors:
         raise type(errors[0])(" ".join(dict.fromkeys(map(str, errors))))
+    refuse_overlaps([replace(one.place, call=one.place.call or 0) for one in found])
     _refuse_other_rows(found)
     _warn_of_calls_beside(found, sites, seen)
     return found
@@ -117,8 +118,8 @@ def first_with(arrivals: Sequence[Arrival], arrival: Arrival) -> int:
             continue
         if earlier.widths != arrival.widths:
             raise FieldError(
-                f"{list(earlier.widths)} and {list(arrival.widths)} have the same columns: the "
-                f"same tensor arrives at {earlier.place.label} and {arrival.place.label}. Leave "
+                f"{list(earlier.widths)} and {list(arrival.widths)} have the same columns: "
+                f"{earlier.place.label} and {arrival.place.label} receive the same tensor. Leave "
                 "out one of them, or give both the same fields."
             )
         return number
@@ -236,7 +237,7 @@ def _refuse_other_rows(arrivals: Sequence[Arrival]) -> None:
     problems = []
     for name, places in rows.items():
         if len(places) > 1:
-            found = " and ".join(f"{count} at {label}" for count, label in places.items())
+            found = " and ".join(f"{count} ({label})" for count, label in places.items())
             problems.append(f"{name!r} has {found}")
     if problems:
         raise FieldError(

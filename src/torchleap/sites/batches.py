@@ -124,11 +124,20 @@ def holds_tensors(value: Any, depth: int = DEPTH) -> bool:
 
 
 def attributes_of(batch: Any) -> dict[str, Any]:
-    """Return the attributes of an object by name."""
+    """Return the attributes that an object holds, by name."""
+    found = {name: getattr(batch, name) for name in _slots_of(type(batch)) if hasattr(batch, name)}
     if is_dataclass(batch) and not isinstance(batch, type):
-        found = {field.name: getattr(batch, field.name) for field in fields(batch)}
-        return found | getattr(batch, "__dict__", {})
-    return dict(getattr(batch, "__dict__", {}))
+        found |= {field.name: getattr(batch, field.name) for field in fields(batch)}
+    return found | getattr(batch, "__dict__", {})
+
+
+def _slots_of(kind: type) -> list[str]:
+    """Return the names that a class and its parents list in `__slots__`."""
+    found = []
+    for base in kind.__mro__ if kind.__module__ != "builtins" else ():
+        own = vars(base).get("__slots__", ())
+        found += [own] if isinstance(own, str) else list(own)
+    return [name for name in found if name not in ("__dict__", "__weakref__")]
 
 
 def with_attributes(parts: Mapping[str, Any], like: Any) -> Any:

@@ -52,7 +52,7 @@ class ModelHooks(ExampleKeeper):
         gates = self.gates_of(model)
         if gates is not None:
             gates.wait_for_ranks()
-            gates.context.begin()
+            gates.context.begin(model.training)
 
     def end(self, model: nn.Module, args: tuple[Any, ...], output: Any) -> None:
         """End the pass of the gates."""

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import combinations
 from typing import Any, Literal, NamedTuple, get_args
 
 from .._common.checks import is_whole
@@ -48,6 +49,14 @@ class Place:
         if self.columns is not None:
             details.append(f"columns {self.columns[0]} to {self.columns[1] - 1}")
         return f"at={self.at!r} ({', '.join(details)})"
+
+    def overlaps(self, other: "Place") -> bool:
+        """Return whether another place has some columns of the same call, and not the same ones."""
+        if self.columns == other.columns or replace(self, columns=other.columns) != other:
+            return False
+        if self.columns is None or other.columns is None:
+            return True
+        return max(self.columns[0], other.columns[0]) < min(self.columns[1], other.columns[1])
 
     def problems(self) -> list[str]:
         """Return a sentence about each problem of this place; empty if there is none."""
@@ -132,6 +141,7 @@ def read_notation(fields: Any, at: Any, side: Side) -> Notation:
     places = [entry.place for entry in found]
     _refuse_places(places)
     _refuse_repeated(places)
+    refuse_overlaps(places)
     return Notation(found, given)
 
 
@@ -202,6 +212,21 @@ def _refuse_repeated(places: list[Place]) -> None:
     if not places or len(set(places)) < len(places):
         names = [place.at for place in places]
         raise AttachError(f"at= must name one or more submodules, each once, but is {names}.")
+
+
+def refuse_overlaps(places: list[Place]) -> None:
+    """Refuse places that would gate some columns twice."""
+    problems = []
+    partial = {(place.at, place.side, place.part) for place in places if place.columns is not None}
+    found = [place for place in places if (place.at, place.side, place.part) in partial]
+    for one, other in combinations(found, 2):
+        if one.overlaps(other):
+            problems.append(f"{one.label} and {other.label}")
+    if problems:
+        raise FieldError(
+            "Expected each column to belong to one place, but found places with columns in "
+            f"common: {'; '.join(problems)}. Give each place other columns: columns=(first, stop)."
+        )
 
 
 def _refuse_other_fields(entries: list[Entry], given: Fields) -> None:

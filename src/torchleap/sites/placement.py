@@ -187,8 +187,8 @@ def _without_example(entry: Entry) -> Arrival:
     widths = {name: width for name, width in (entry.widths or {}).items() if width is not None}
     if len(widths) < len(entry.widths or {}):
         raise AttachError(
-            f"The width of {list(entry.widths or {})} at {entry.place.label} is not known yet: "
-            "give example= to attach(), or the widths at each place, at={place: {name: width}}."
+            f"{entry.place.label}: the width of {list(entry.widths or {})} is not known yet. "
+            "Give example= to attach(), or the widths at each place, at={place: {name: width}}."
         )
     return Arrival(entry.place, widths, None)
 

@@ -47,7 +47,7 @@ def cuts_of(model: nn.Module, gates: LeAP, trial: nn.Module) -> list[Cut]:
         if module is gates or not shapes or (new is not None and _shapes(new) == shapes):
             continue
         saved = count(_own(module))
-        if new is None or not isinstance(new, type(module)):
+        if new is None or not isinstance(new, type(module)) or not _shapes(new):
             found.append(Cut(path, describe(module), "removed", -saved))
         elif _sizes(module):
             left = count(_own(new))

@@ -5,7 +5,7 @@ selected under each other's name, without any error.
 """
 
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import groupby, pairwise
 
 from torch import nn
@@ -14,8 +14,11 @@ from .._common.text import plural
 from ..gates.leap import LeAP
 from ..sites.calls import Call
 from ..sites.site import Site
+from .trial.deadline import OutOfTimeError, time_left, time_limit
 from .trial.movers import NOTHING, SEVERAL, Input, Movers, movers_of
 
+PROBE_SECONDS = 5.0  # that the runs of the model may take
+PROBE_TIME = 0.2  # the fraction of the time that is left for a plan
 MOST_NAMES = 6  # that a message lists
 ORDER = "fields= names them in the order in which they arrive."
 
@@ -44,18 +47,35 @@ def check_labels(model: nn.Module, gates: LeAP, sites: tuple[Site, ...], call: C
         sites: Where they are.
         call: The batch.
     """
-    movers = movers_of(model, gates, call)
     labels = Labels()
+    try:
+        with time_limit(min(PROBE_SECONDS, time_left() * PROBE_TIME)):
+            movers = movers_of(model, gates, call)
+    except OutOfTimeError:
+        labels.doubts.append(
+            "The model is too slow to find out which input moves which columns. Check that fields= "
+            "names them in the order in which they arrive, or give fewer rows, example=."
+        )
+        return labels
     if movers is None:
         return labels
     layout = gates.known_layout()
     checked = []
     for site in sites:
         blocks = layout.blocks_in(site.columns)
-        if blocks and blocks not in checked:  # sites may receive one and the same tensor
-            checked.append(blocks)
+        if not blocks or blocks in checked:  # sites may receive one and the same tensor
+            continue
+        checked.append(blocks)
+        if not movers.again:
             _Comparison(model, site.label, blocks, layout.fields.names, movers).report(labels)
-    return labels
+            continue
+        for number, each in enumerate((movers, *movers.again)):
+            label = replace(site.place, call=number).label
+            comparison = _Comparison(model, label, blocks, layout.fields.names, each)
+            comparison.report(labels)
+            if number:
+                comparison.report_call(movers, labels)
+    return Labels(list(dict.fromkeys(labels.errors)), list(dict.fromkeys(labels.doubts)))
 
 
 class _Comparison:
@@ -88,11 +108,36 @@ class _Comparison:
     def report(self, labels: Labels) -> None:
         """Add what does not fit."""
         errors = [self._other_order() or self._names_of_others(), self._ids()]
-        doubts = [self._unmoved()]
+        doubts = [self._unmoved(), self._perhaps_ids()]
         if not any(errors):
             doubts += [self._columns_out_of_order(one) for one in self.movers.inputs]
         labels.errors.extend(filter(None, errors))
         labels.doubts.extend(filter(None, doubts))
+
+    def report_call(self, first: Movers, labels: Labels) -> None:
+        """Add what differs between this call of a module and its first one.
+
+        Args:
+            first: What moves the columns in the first call.
+            labels: What does not fit; added to.
+        """
+        if any(problem.startswith(f"{self.place}:") for problem in labels.errors):
+            return
+        own = [place for block in self.blocks.values() for place in _range(block)]
+        before = [(first.by_input[place], first.by_column[place]) for place in own]
+        found = [(self.movers.by_input[place], self.movers.by_column[place]) for place in own]
+        if found != before:
+            problem = "other inputs move the columns than in its first call"
+        elif any(moved_by == SEVERAL for moved_by, _ in found):
+            problem = "the example does not show whether they have the order of its first call"
+        else:
+            return
+        labels.doubts.append(
+            f"{self.place}: the module is called several times in one forward pass, and all of its "
+            f"calls have the same fields; but {problem}. If the columns of a call have another "
+            "order, each gate is given those of another field: name the fields of each call, "
+            "at={tl.Place(name, call=1): {field: width}}."
+        )
 
     def _mover(self, column: int) -> str | None:
         """Return the name of the field whose input alone moves a column; None if it is not sure."""
@@ -133,12 +178,30 @@ class _Comparison:
 
     def _ids(self) -> str | None:
         """Return which fields are ids that pass the gates as floating-point numbers."""
+        names = [repr(name) for name, own in self.blocks.items() if any(self.movers.as_ids[own])]
+        if not names:
+            return None
+        return (
+            f"{self.place}: behind the gates the model makes integers of {_first_of(names)}, as of "
+            f"ids. Gates would mix them into other ids. {self._cure_of_ids()}."
+        )
+
+    def _perhaps_ids(self) -> str | None:
+        """Return which fields may be ids, where the example has too few values to be certain."""
         names = []
         for name, block in self.blocks.items():
-            if any(self.movers.as_ids[block]):
+            if any(self.movers.perhaps_ids[block]) and not any(self.movers.as_ids[block]):
                 names.append(repr(name))
         if not names:
             return None
+        return (
+            f"{self.place}: behind the gates the model reads only whole numbers of "
+            f"{_first_of(names)}, but the example has too few values to tell whether they are ids, "
+            f"which gates would mix into others. Give more rows, example=. {self._cure_of_ids()}, "
+            "if they are."
+        )
+
+    def _cure_of_ids(self) -> str:
         tables = [
             path
             for path, module in self.model.named_modules()
@@ -147,10 +210,7 @@ class _Comparison:
         cure = "Gate what the tables return"
         if tables:
             cure += f", such as at={tables[0]!r}, side='output', or the input of a layer behind"
-        return (
-            f"{self.place}: behind the gates the model makes integers of {_first_of(names)}, as of "
-            f"ids. Gates would mix them into other ids. {cure}."
-        )
+        return cure
 
     def _unmoved(self) -> str | None:
         """Return which fields no input moves."""

@@ -30,7 +30,7 @@ from .trace.follow import by_module
 from .trace.graph import affine_of, trace
 from .trace.tracer import Affine
 from .trial.compare import alike, difference, leaves_of
-from .trial.deadline import check_time, plan_within, time_left, time_limit
+from .trial.deadline import check_time, time_left, time_limit
 from .trial.examples import Examples, another
 from .trial.rounding import with_other_rounding
 from .trial.run import forget_pass, leaves_of_batch, run, untouched
@@ -55,7 +55,6 @@ def make_plan(
     fill: Fill = "mean",
     *,
     source: nn.Module | None = None,
-    seconds: float | None = None,
 ) -> Plan:
     """Find every cut, and compare the pruned model, still on the old weights, with the masked one.
 
@@ -68,7 +67,6 @@ def make_plan(
         fill: The value of a dropped field: its "mean", which is exact, or "zero".
         source: The model that must not change until the plan is applied, where `model` is a
             gathered copy of it; the model itself if left out.
-        seconds: How long it may take; None is no limit.
     """
     if fill not in get_args(Fill):
         raise SurgeryError(f"fill must be 'mean' or 'zero', but is {fill!r}.")
@@ -79,7 +77,7 @@ def make_plan(
                 "attach, load the gathered weights and gates into it, and prune that; "
                 "docs/torchrec.md shows how."
             )
-    with untouched(model), plan_within(seconds):
+    with untouched(model):
         surgery = Surgery(model, gates, sites, selection, example, fill)
         plan, candidate = surgery.plan()
     source = model if source is None else source

@@ -219,6 +219,48 @@ def expect_constants(x: Tensor, index: Tensor, values: Tensor, where: str) -> No
         raise FieldError(message)
 
 
+def own_rows(ids: Tensor, start: Tensor, last: Tensor, first: int, where: str) -> Tensor:
+    """Return ids as they are, and refuse those that do not lie within the rows of their own field.
+
+    Rows of dropped fields are cut out of a table for all fields, so that such an id would find
+    another row than before.
+
+    Args:
+        ids: Rows of a table, (B, fields, ...) or (B,).
+        start: The first row of each field, as ids without the batch.
+        last: The last row of each field.
+        first: The number of rows in front of all fields, which any field may use.
+        where: The name of the table in messages.
+    """
+    if isinstance(ids, fx.Proxy):  # a pruned model is pruned again
+        arguments = (ids, start, last, first, where)
+        proxy: Tensor = ids.tracer.create_proxy("call_function", own_rows, arguments, {})
+        return proxy
+    if torch.compiler.is_exporting():  # a program has no Python that could raise
+        return ids
+    within = ids.clamp(start, last) == ids
+    if first:
+        within = within | ((ids >= 0) & (ids < first))
+    if torch.compiler.is_compiling():
+        torch._assert_async(within.all(), f"{where}: an id lies outside the rows of its own field.")
+    elif not bool(within.all()):
+        raise FieldError(_outside(ids, within, start, last, where))
+    return ids
+
+
+def _outside(ids: Tensor, within: Tensor, start: Tensor, last: Tensor, where: str) -> str:
+    """Return what is wrong with the first id that lies outside of the rows of its own field."""
+    place = (~within).nonzero()[0]
+    found = int(ids[tuple(place)])
+    low, high = (int(array.expand(ids.shape)[tuple(place)]) for array in (start, last))
+    return (
+        f"Expected each id in {where} to lie within the rows of its own field, as on the example "
+        f"that the model was pruned with, but found row {found} instead of one from {low} to "
+        f"{high}, in row {int(place[0])} of the batch. The rows of dropped fields were removed. "
+        "Correct the ids, or prune with example= such a batch."
+    )
+
+
 def _precision(x: Tensor) -> torch.dtype:
     """Return the type in which the numbers of a tensor may have been computed."""
     device = x.device.type

@@ -351,3 +351,18 @@ def test_a_compiled_model_with_modules_cut_by_themselves_computes_the_same(kind)
     plugin, selection, small = pruned(kind())
     compiled = torch.compile(small, backend="eager")
     assert not exact_or_refused(plugin, selection, compiled, ids_by_name(7, 9))
+
+
+def test_a_gated_table_of_a_dropped_field_is_removed_and_not_just_emptied():
+    class Looks(Ranker):
+        def forward(self, batch):
+            found = [self.tables[name](batch[name]) for name in NAMES]
+            return self.deep(torch.cat(found, 1)) if found[0].sum() < 1e9 else found[0]
+
+    fields = {name: f"tables.{name}" for name in NAMES}
+    plugin = tl.attach(Looks(), fields, side="output", example=ids_by_name())
+    plugin.model(ids_by_name())
+    kept = tuple(name not in NAMES[:2] for name in NAMES)
+    plan = plugin.plan(tl.Selection(plugin.fields, tuple(map(float, kept)), kept))
+    after = {cut.path: cut.after for cut in plan.cuts}
+    assert after[f"tables.{NAMES[0]}"] == after[f"tables.{NAMES[1]}"] == "removed"

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+import torchleap as tl
 from tests.architectures import IDS, NAMES, WIDTH, ids
 from tests.surgery.helpers import COLUMNS
 from tests.surgery.test_code import Layers
@@ -164,8 +165,9 @@ ROWS = IDS * len(NAMES)
         ([start + 1 for start in OFFSETS], ROWS + 1, {}, 3 * IDS + 1),  # the first row is nobody's
         ([start + 2 for start in OFFSETS], ROWS + 2, {"padding_idx": 1}, 3 * IDS + 2),
         ([start + 1 for start in OFFSETS], ROWS + 1, {"padding_idx": 1}, ROWS + 1),
-        ([0, 12, 12, 24, 36], ROWS, {}, ROWS),  # two fields share their rows
-        ([0, 24, 12, 36, 48], ROWS, {}, ROWS),  # not in order
+        ([0, 12, 12, 24, 36], ROWS, {}, ROWS - IDS),  # two fields share their rows
+        ([0, 24, 12, 36, 48], ROWS, {}, 3 * IDS),  # not in order
+        ([0, 1, 2, 3, 4], ROWS, {}, ROWS),  # each reads the rows of all
     ],
 )
 def test_rows_leave_a_table_where_offsets_show_whose_they_are(
@@ -217,6 +219,8 @@ def _set_to_reserved_row(ids, mask):
         lambda m, x: torch.add(x, m.offsets[None]),
         lambda m, x: x + np.array(OFFSETS),
         lambda m, x: (x + m.offsets).long(),
+        lambda m, x: (x + m.offsets).clamp(0, ROWS - 1),
+        lambda m, x: (x + m.offsets).clamp(min=0),
     ],
 )
 def test_offsets_that_the_code_makes_show_whose_rows_are_which(move, monkeypatch):
@@ -238,6 +242,70 @@ def test_rows_in_front_of_all_fields_stay(fill, monkeypatch):
     model = Reserved(OFFSETS, ROWS + 1, padding_idx=0)
     small = pruned(monkeypatch, model, at="join", side="output", make=ids)
     assert small.table.weight.shape == (3 * IDS + 1, WIDTH)
+
+
+class PerField(OneTable):
+    """One table for all fields, with a lookup for each field."""
+
+    def forward(self, x):
+        found = [self.table(x[:, place] + start) for place, start in enumerate(OFFSETS)]
+        return self.head(self.join(torch.cat(found, 1)))
+
+
+def test_rows_leave_a_table_that_each_field_looks_up_by_itself(monkeypatch):
+    small = pruned(monkeypatch, PerField(OFFSETS, ROWS), at="join", side="output", make=ids)
+    assert small.table.weight.shape == (3 * IDS, WIDTH)
+
+
+def test_a_table_that_is_read_otherwise_too_keeps_its_rows(monkeypatch):
+    class Tied(PerField):
+        def forward(self, x):
+            return super().forward(x) + self.table.weight.sum()
+
+    small = pruned(monkeypatch, Tied(OFFSETS, ROWS), at="join", side="output", make=ids)
+    assert small.table.weight.shape == (ROWS, WIDTH)
+
+
+@pytest.mark.parametrize("kind", [OneTable, PerField])
+@pytest.mark.parametrize("outside", [IDS, -1])
+def test_an_id_outside_the_rows_of_its_own_field_is_refused(kind, outside, monkeypatch):
+    small = pruned(monkeypatch, kind(OFFSETS, ROWS), at="join", side="output", make=ids)
+    batch = ids(rows=9)
+    expected = small(batch)
+    batch[:, 0] = outside  # of a dropped field
+    torch.testing.assert_close(small(batch), expected)
+    batch[5, 3] = outside
+    with pytest.raises(tl.FieldError, match=r"from 36 to 47, in row 5 of the batch"):
+        small(batch)
+
+
+def test_rows_in_front_of_all_fields_may_be_read_for_any_field(monkeypatch):
+    starts = [start + 2 for start in OFFSETS]
+    model = OneTable(starts, ROWS + 2)
+    plugin, make = trained(model, at="join", side="output", make=ids)
+    small = cut_exactly(monkeypatch, plugin, make)
+    batch = ids(rows=9)
+    batch[:, 3] = -starts[3] + 1
+    with plugin.masked(plugin.select(share=0.6)):
+        torch.testing.assert_close(small(batch), model.eval()(batch))
+    batch[:, 3] = -1
+    with pytest.raises(tl.FieldError, match="rows of its own field"):
+        small(batch)
+
+
+def test_a_table_that_lost_rows_can_lose_more(monkeypatch):
+    small = pruned(monkeypatch, OneTable(OFFSETS, ROWS), at="join", side="output", make=ids)
+    fields = dict.fromkeys(NAMES[2:], WIDTH)
+    again = tl.attach(small.train(), fields, at="head", seed=0)
+    small(ids())
+    smaller = again.prune(keeping(again, NAMES[3], NAMES[4]))
+    assert smaller.table.weight.shape == (2 * IDS, WIDTH)
+    with again.masked(keeping(again, NAMES[3], NAMES[4])):
+        torch.testing.assert_close(smaller.eval()(ids(rows=7)), small.eval()(ids(rows=7)))
+    batch = ids(rows=9)
+    batch[0, 4] = -1
+    with pytest.raises(tl.FieldError, match="rows of its own field"):
+        smaller(batch)
 
 
 def test_histories_of_several_fields_may_share_a_table(monkeypatch):

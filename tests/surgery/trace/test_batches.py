@@ -337,3 +337,123 @@ def test_a_part_of_a_batch_is_data_and_never_a_method():
     for name in ("to", "__class__"):
         with pytest.raises(AttributeError, match=name):
             walk(batch, (("attribute", name),))
+
+
+class Copied:
+    """An object that copies its parts into a dict of its own."""
+
+    def __init__(self, columns):
+        self.columns = {**columns}
+        self.rows = len(columns["user"])
+
+    def __getitem__(self, name):
+        return self.columns[name]
+
+    def __contains__(self, name):
+        return name in self.columns
+
+    def __len__(self):
+        return self.rows
+
+
+class Counted(Copied):
+    def __init__(self, columns):
+        super().__init__(columns)
+        self.names = list(columns)
+
+
+class Listed(Copied):
+    def __init__(self, columns):
+        super().__init__(columns)
+        self.every = list(columns.values())
+
+
+for kind in (Copied, Counted, Listed):
+    tl.register_batch(
+        kind, lambda batch: batch.columns, lambda parts, like, kind=kind: kind({**parts})
+    )
+
+
+def with_label(batch):
+    return type(batch)({**batch.columns, "label": torch.zeros(len(batch))})
+
+
+def copied(kind):
+    return lambda rows=32, seed=0: kind(ids_by_name(rows, seed))
+
+
+def test_a_registered_batch_may_have_a_label_that_the_example_lacks():
+    plugin, selection, small = pruned(Ranker(), copied(Copied))
+    assert FED not in str(tl.plan_of(small))
+    batch = copied(Copied)(7, 9)
+    assert_same(plugin, selection, small, batch)
+    torch.testing.assert_close(small(with_label(batch)), small(batch))
+
+
+@pytest.mark.parametrize("kind", [Counted, Listed])
+def test_a_registered_batch_that_knows_how_many_parts_it_has_is_refused_with_another_one(kind):
+    _, _, small = pruned(Ranker(), copied(kind))
+    assert FED not in str(tl.plan_of(small))
+    with pytest.raises(tl.FieldError, match="'label' was not in the example"):
+        small(with_label(copied(kind)(7, 9)))
+
+
+class Asking(Ranker):
+    def __init__(self, question):
+        super().__init__()
+        self.question = question
+
+    def forward(self, batch):
+        found = super().forward(batch)
+        return -found if self.question(batch) else found
+
+
+@pytest.mark.parametrize(
+    "question",
+    [
+        lambda batch: "label" in batch,
+        lambda batch: len(batch.columns) > len(NAMES),
+        lambda batch: "label" in list(batch.columns),
+    ],
+)
+def test_a_label_that_forward_asks_for_is_refused(question):
+    _, _, small = pruned(Asking(question), copied(Copied))
+    assert FED not in str(tl.plan_of(small))
+    with pytest.raises(tl.FieldError, match="'label' was not in the example"):
+        small(with_label(copied(Copied)(7, 9)))
+
+
+class Slots:
+    __slots__ = NAMES
+
+    def __init__(self, columns):
+        for name in NAMES:
+            setattr(self, name, columns[name])
+
+    def __getitem__(self, name):
+        return getattr(self, name)
+
+
+class Delegating:
+    """An object whose attributes are the entries of a dict."""
+
+    def __init__(self, columns):
+        self._columns = columns
+
+    def __getattr__(self, name):
+        if name == "_columns" or name not in self._columns:
+            raise AttributeError(name)
+        return self._columns[name]
+
+    def __getitem__(self, name):
+        return getattr(self, name)
+
+
+@pytest.mark.parametrize("kind", [Slots, Delegating])
+def test_objects_with_slots_and_private_attributes_are_followed_saved_and_loaded(kind, tmp_path):
+    plugin, selection, small = pruned(Ranker(), copied(kind))
+    assert FED not in str(tl.plan_of(small))
+    batch = copied(kind)(7, 9)
+    assert_same(plugin, selection, small, batch)
+    assert tl.export.save(small, tmp_path / "small").loads_without_code
+    torch.testing.assert_close(tl.export.load(tmp_path / "small")(batch), small(batch))

@@ -203,3 +203,21 @@ def test_gates_in_a_module_that_is_not_followed_change_nothing_that_others_read(
     plugin, selection, small = pruned(Around(), at="embedding")
     assert FED not in str(tl.plan_of(small))
     assert_same(plugin, selection, small, ids_by_name(7, 9))
+
+
+def test_a_tensor_made_of_weights_is_known_as_it_was_before_a_later_change():
+    class Scaled(Ranker):
+        def __init__(self):
+            super().__init__()
+            self.weight = nn.Parameter(torch.rand(20))
+
+        def forward(self, batch):
+            x = self.embed(batch)
+            factor = self.weight * 2
+            once = x * factor
+            factor.mul_(3)
+            return self.deep(once + x * factor)
+
+    plugin, selection, small = pruned(Scaled())
+    assert FED not in str(tl.plan_of(small))
+    assert_same(plugin, selection, small, ids_by_name(7, 9))

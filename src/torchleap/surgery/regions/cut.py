@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from torch import nn
+from torch import fx, nn
 
 from ...gates.leap import LeAP
 from ...sites.calls import Call
@@ -202,5 +202,16 @@ def _renamed(edits: Edits, path: str, module: nn.Module, is_layer: bool) -> Edit
         collections={name(own): value for own, value in edits.collections.items()},
         layers=tuple(layers),
         tensors=tuple(tensors),
-        inner={path: edits.graph} if edits.graph is not None else {},
+        inner={path: _by_own_names(edits.graph)} if edits.graph is not None else {},
     )
+
+
+def _by_own_names(graph: fx.Graph) -> fx.Graph:
+    """Return a graph in which a layer that is cut by itself reads its own weights by their names.
+
+    It was traced inside of `Alone`; only the call of what it computes keeps that name.
+    """
+    for node in graph.nodes:
+        if node.op == "get_attr":
+            node.target = str(node.target).removeprefix(f"{LAYER}.")
+    return graph

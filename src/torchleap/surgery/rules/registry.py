@@ -9,7 +9,7 @@ from torch.nn import functional
 
 from ..._common.text import words
 from ...distributed.torchrec import keyed_values
-from ..runtime import with_item
+from ..runtime import own_rows, with_item
 from ..trace.forwards import is_replaced
 from ..trace.hooks import has_hooks
 from ..trace.tracer import gated, is_input
@@ -29,6 +29,7 @@ from .linear import Linear
 from .norm import BatchNorm, ColumnNorm, Tokenwise
 from .outer import Outer
 from .reduction import Product, Reduce
+from .shared_table import OwnRows
 
 INPUT = Input()
 
@@ -54,6 +55,7 @@ for _name in words(
 CALLS: dict[Any, CutRule | tuple[CutRule, ...]] = {
     gated: Gate(),
     with_item: SetElements(),
+    own_rows: OwnRows(),
     keyed_values: Keyed(),
     operator.getitem: Pick(),
     functional.linear: Linear(),

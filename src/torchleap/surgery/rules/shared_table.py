@@ -1,14 +1,16 @@
 """Find which rows of one table for all fields belong to which field: table(ids + offsets)."""
 
 import operator
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, fx
+from torch import Tensor, fx, nn
 
-from ..runtime import with_item
-from .facts import Form, View
+from ..runtime import own_rows, with_item
+from .elementwise import Elementwise
+from .facts import Facts, Form, View
 from .writer import Writer
 
 ADDITIONS: set[Any] = {operator.add, torch.add, "add"}
@@ -16,77 +18,123 @@ CASTS: set[Any] = {"long", "int", "to", "contiguous", "clone"}
 FILLS: set[Any] = {with_item, torch.masked_fill, "masked_fill"}  # (x, mask, value)
 
 
+CLAMPS: set[Any] = {torch.clamp, "clamp", own_rows}  # ids are read as they leave these
+
+
 @dataclass(frozen=True)
 class RowBlocks:
-    """The rows of each field in one table; rows in front of all fields belong to none of them.
+    """The rows of the fields that are left of one table for all fields.
+
+    Rows in front of all fields belong to none of them, and stay.
 
     Attributes:
-        start: The first row of each field, rising.
-        rows: The number of rows of the table.
+        start: The first row of the field of each place along the first axis of the ids, (n,); or
+            of the one field that is looked up, ().
+        stop: The row behind its last one, of the same shape.
+        left: The rows that are left, rising.
+        first: The first row of the first field; the rows before it are reserved.
     """
 
     start: Tensor
-    rows: int
+    stop: Tensor
+    left: Tensor
+    first: int
 
     @property
-    def first(self) -> int:
-        """Return the first row of the first field; the rows before it are reserved."""
-        return int(self.start[0])
-
-    def rows_of(self, kept: Tensor) -> Tensor:
-        """Return the rows that are left with these fields."""
-        stop = self._stop()
-        blocks = [torch.arange(self.first)]
-        for place in kept.tolist():
-            blocks.append(torch.arange(int(self.start[place]), int(stop[place])))
-        return torch.cat(blocks)
-
-    def moves(self, kept: Tensor) -> Tensor:
-        """Return what to add to the ids of each of these fields, so that they find their rows."""
-        start = self.start[kept]
-        sizes = self._stop()[kept] - start
-        return self.first + sizes.cumsum(0) - sizes - start
-
-    def _stop(self) -> Tensor:
-        return torch.cat([self.start[1:], torch.tensor([self.rows])])
+    def moves(self) -> Tensor:
+        """Return what to add to ids, so that they find their rows among those that are left."""
+        return torch.searchsorted(self.left, self.start) - self.start
 
 
-def row_blocks(ids: fx.Node, view: View, rows: int, padding: int | None) -> RowBlocks | None:
-    """Return the rows of each field; None if the ids do not show them.
+class OwnRows(Elementwise):
+    """The check of an earlier pruning that ids lie within the rows of their fields."""
+
+    def facts(self, node: fx.Node, view: View) -> Facts:
+        return view.facts[view.row_sources(node)[0]]
+
+
+def row_blocks(
+    node: fx.Node, view: View, calls: Mapping[fx.Node, Form | None], table: nn.Embedding
+) -> RowBlocks | None:
+    """Return the rows that are left of a table for several fields; None if all rows stay.
 
     The ids must be made of ids of the fields, by adding numbers that no batch changes and by
-    replacing some of them with a reserved row.
+    replacing some of them with a reserved row. They lie within the rows of their own fields on the
+    example; the new model checks that they do on other batches, see `own_rows`.
 
     Args:
-        ids: What the table looks up, (B, fields, ...).
+        node: The lookup whose rows are wanted.
         view: The view.
-        rows: The number of rows of the table.
-        padding: The row that stands for no id; None if there is none.
+        calls: All lookups in the table, those that are computed with the part that is computed.
+        table: The table.
     """
+    found = {call: _starts(call.all_input_nodes[0], view) for call in _calls_of(node, view)}
+    starts = [each[0] for each in found.values() if each is not None]
+    if len(starts) < len(found):
+        return None
+    every = torch.tensor(sorted({row for start in starts for row in start.flatten().tolist()}))
+    reserved = {row for each in found.values() if each is not None for row in each[1]}
+    if table.padding_idx is not None:
+        reserved.add(table.padding_idx)
+    first = int(every[0])
+    rows = table.num_embeddings
+    is_apart = len(every) > 1 and first >= 0 and int(every[-1]) < rows
+    if not is_apart or any(not 0 <= row < first for row in reserved):
+        return None
+    stops = torch.cat([every[1:], torch.tensor([rows])])
+    kept: set[int] = set()
+    blocks = {}
+    for call, form in calls.items():
+        known = found[call]
+        assert known is not None
+        start = known[0] if form is None else known[0][list(form.index)]
+        stop = stops[torch.searchsorted(every, start)]
+        if not _are_within(view.trace.values[call.all_input_nodes[0]], form, start, stop, first):
+            return None
+        blocks[call] = (start, stop)
+        kept.update(start.flatten().tolist())
+    pairs = zip(every.tolist(), stops.tolist(), strict=True)
+    ranges = [torch.arange(start, stop) for start, stop in pairs if start in kept]
+    left = torch.cat([torch.arange(first), *ranges])
+    return RowBlocks(*blocks[node], left, first) if len(left) < rows else None
+
+
+def _calls_of(node: fx.Node, view: View) -> list[fx.Node]:
+    """Return all calls of the layer that a node calls."""
+    nodes = view.trace.graph.nodes
+    return [other for other in nodes if (other.op, other.target) == (node.op, node.target)]
+
+
+def _are_within(ids: Tensor, form: Form | None, start: Tensor, stop: Tensor, first: int) -> bool:
+    """Return whether ids of the example, (B, ...), lie within the rows of their own fields."""
+    own = ids.cpu() if form is None else ids.cpu().index_select(1, torch.tensor(form.index))
+    shape = (-1, *(1 for _ in own.shape[2:])) if start.dim() else ()
+    is_own = (own >= start.reshape(shape)) & (own < stop.reshape(shape))
+    return bool((is_own | ((own >= 0) & (own < first))).all())
+
+
+def _starts(ids: fx.Node, view: View) -> tuple[Tensor, set[int]] | None:
+    """Return the first row of each field of a lookup, (n,) or (), and the reserved rows."""
     found = _added(ids, view)
     if found is None:
         return None
     added, reserved = found
+    if not added.dim():
+        return added, reserved
     lines = added.reshape(len(added), -1)  # (fields, ids per field)
     start = lines[:, 0]
-    is_one = bool((lines == start[:, None]).all())
-    rises = int(start[0]) >= 0 and bool((start.diff() > 0).all())
-    if len(start) < 2 or not is_one or not rises or int(start[-1]) >= rows:
-        return None
-    if padding is not None:
-        reserved = {*reserved, padding}
-    if any(not 0 <= row < int(start[0]) for row in reserved):
-        return None
-    return RowBlocks(start, rows)
+    return (start, reserved) if bool((lines == start[:, None]).all()) else None
 
 
 def _added(node: fx.Node, view: View) -> tuple[Tensor, set[int]] | None:
     """Return what is added to each id of a row, and the reserved rows; None if it is not known."""
     shape = view.trace.shape(node)
-    if not shape:
+    if not view.is_rows(node) or 0 in shape:
         return None
     sources = view.row_sources(node)
     if node.target in CASTS and len(node.all_input_nodes) == 1:
+        return _added(sources[0], view)
+    if node.target in CLAMPS and len(sources) == 1 and view.trace.shape(sources[0]) == shape:
         return _added(sources[0], view)
     if node.target in FILLS and len(node.args) == 3 and not node.kwargs:
         return _filled(node, view)
@@ -131,8 +179,8 @@ def _number_in(node: fx.Node, view: View) -> Tensor | None:
     return value.detach().cpu().expand(1, *shape)[0]
 
 
-def write_moved(ids: fx.Node, blocks: RowBlocks, form: Form, writer: Writer) -> fx.Node:
-    """Write the ids of kept fields, moved to the rows that their fields have now.
+def write_moved(ids: fx.Node, blocks: RowBlocks, form: Form | None, writer: Writer) -> fx.Node:
+    """Write the ids of kept fields, checked, and moved to the rows that their fields have now.
 
     They are written once where several tables look up the same ids.
 
@@ -144,14 +192,21 @@ def write_moved(ids: fx.Node, blocks: RowBlocks, form: Form, writer: Writer) -> 
     """
     part = writer.plain_part(ids, form).node
     value: Tensor = writer.view.trace.values[ids]
-    shape = (-1, *(1 for _ in value.shape[2:]))
-    numbers = blocks.moves(torch.tensor(form.index)).reshape(shape)
-    moves = writer.register("moves", numbers.to(value))
-    moved = _once(writer, operator.add, part, moves)
+    shape = (-1, *(1 for _ in value.shape[2:])) if blocks.start.dim() else ()
+
+    def numbers(hint: str, array: Tensor) -> fx.Node:
+        return writer.register(hint, array.reshape(shape).to(value))
+
+    start = numbers("start", blocks.start)
+    last = numbers("last", blocks.stop - 1)
+    tables = [str(user.target) for user in ids.users if user.op == "call_module"]
+    label = ", ".join(dict.fromkeys(tables))
+    own = _once(writer, own_rows, part, start, last, blocks.first, label)
+    moved = _once(writer, operator.add, own, numbers("moves", blocks.moves))
     if not blocks.first:
         return moved
-    is_reserved = _once(writer, operator.lt, part, blocks.first)
-    return _once(writer, torch.where, is_reserved, part, moved)
+    is_reserved = _once(writer, operator.lt, own, blocks.first)
+    return _once(writer, torch.where, is_reserved, own, moved)
 
 
 def _once(writer: Writer, function: Any, part: fx.Node, *others: Any) -> fx.Node:

@@ -11,6 +11,7 @@ from torch.utils._pytree import is_namedtuple_instance
 
 from ...distributed.torchrec import is_jagged, is_keyed
 from ...sites.batches import (
+    Adapter,
     adapter_of,
     attributes_of,
     holds_tensors,
@@ -26,6 +27,9 @@ if TYPE_CHECKING:
     from .tracer import SiteTracer
 
 _PLAIN = (bool, str, bytes, Enum, torch.dtype, torch.device, type(None))
+
+
+_MORE = "torchleap_one_part_more"
 
 
 class _UnknownError(Exception):
@@ -52,6 +56,7 @@ class Arguments:
         self.fixed: list[Expected] = []
         self._objects: dict[int, tuple[Any, fx.Proxy]] = {}
         self._held: list[tuple[Any, Any]] = []
+        self._views: list[Entries] = []  # dicts of a batch that record their questions elsewhere
 
     def open(self, proxy: fx.Proxy, value: Any, path: Path) -> Any:
         """Return an argument, or a part of one, for forward().
@@ -136,9 +141,12 @@ class Arguments:
             parts = self.tracer.create_proxy("call_function", parts_of, (proxy,), {})
             inner = (name, (*steps, ("parts", "")))
             given = registered.to_parts(value)
-            return registered.from_parts(
-                self._open_dict(parts, given, inner, of_object=True), value
-            )
+            entries = self._open_dict(parts, given, inner, of_object=True)
+            made = registered.from_parts(entries, value)
+            copies = bool(entries.walks) and copies_all_parts(registered, given, value)
+            if copies and self._opened_again(made, entries):
+                entries.walks.clear()
+            return made
         plain: dict[str, Path] = {}
         opened: dict[str, Any] = {}
         for attribute, part in attributes_of(value).items():
@@ -151,6 +159,24 @@ class Arguments:
             return self._watched(with_attributes(opened, value), plain)
         except Exception as error:  # the class's own code copies and changes its objects
             raise _UnknownError from error
+
+    def _opened_again(self, made: Any, entries: Entries) -> bool:
+        """Let a batch hold its parts in dicts that record the questions of forward().
+
+        Returns:
+            Whether it holds stand-ins nowhere else, where nothing would record these questions.
+        """
+        walks = list(entries.walks)
+        parts = {name: entries[name] for name in entries.example}
+        for attribute, held in attributes_of(made).items():
+            if type(held) is dict and held and _is_part_of(held, parts):
+                view = entries.replaced({}, only=held)
+                self._views.append(view)
+                object.__setattr__(made, attribute, view)
+            elif not isinstance(held, fx.Proxy | Entries) and _holds_stand_ins(held):
+                return False
+        entries.walks[:] = walks
+        return True
 
     def _attribute(self, proxy: fx.Proxy, name: str, value: Any, path: Path) -> Any:
         opens = isinstance(value, Mapping | list | tuple) or adapter_of(value) is not None
@@ -166,6 +192,8 @@ class Arguments:
         arguments = self
 
         class Watched(kind):  # type: ignore[misc, valid-type]
+            __slots__ = ()  # so that an object of `kind` can become one of this class
+
             def __getattribute__(self, name: str) -> Any:
                 value = super().__getattribute__(name)
                 if name in plain:
@@ -184,8 +212,55 @@ class Arguments:
 
     def _hold(self, value: Any) -> None:
         """Remember what containers hold, to detect that forward() changes them."""
-        seen = {id(entries) for entries in self.entries.values()}
+        seen = {id(entries) for entries in (*self.entries.values(), *self._views)}
         self._held += containers(value, DEPTH, seen)
+
+
+def copies_all_parts(adapter: Adapter, parts: Mapping[str, Any], like: Any) -> bool:
+    """Return whether one part more changes nothing in a batch but that it holds this part as well.
+
+    Args:
+        adapter: The functions that take a batch apart and make one.
+        parts: The parts of the example.
+        like: The example.
+    """
+    rows = [len(part) for part in parts.values() if isinstance(part, Tensor) and part.dim()]
+    longer = torch.zeros(max(rows, default=0) + 1)
+    try:
+        without = attributes_of(adapter.from_parts(dict(parts), like))
+        more = attributes_of(adapter.from_parts({_MORE: longer, **parts}, like))
+    except Exception:  # the class's own code decides how its objects are made
+        return False
+    return without.keys() == more.keys() and all(_same_but_more(without[n], more[n]) for n in more)
+
+
+def _same_but_more(one: Any, more: Any) -> bool:
+    """Return whether two attributes are alike, but for the part that only the second one has."""
+    if isinstance(one, dict) and isinstance(more, dict):
+        rest = {name: part for name, part in more.items() if name != _MORE}
+        return list(one) == list(rest) and all(_same_but_more(one[n], rest[n]) for n in one)
+    if isinstance(one, Tensor):
+        return isinstance(more, Tensor) and one.shape == more.shape and torch.equal(one, more)
+    return one is more or (_is_number_or_plain(one) and repr(one) == repr(more))
+
+
+def _is_part_of(held: dict[Any, Any], parts: Mapping[str, Any]) -> bool:
+    """Return whether a dict holds parts of a batch under their own names."""
+    return all(name in parts and parts[name] is held[name] for name in held)
+
+
+def _holds_stand_ins(value: Any, depth: int = DEPTH) -> bool:
+    """Return whether there is a stand-in among the elements or attributes of a value."""
+    if isinstance(value, fx.Proxy):
+        return True
+    if depth < 0 or isinstance(value, Tensor | type):
+        return False
+    inside = list(attributes_of(value).values())
+    if isinstance(value, Mapping):
+        inside += value.values()
+    elif isinstance(value, list | tuple | set):
+        inside += value
+    return any(_holds_stand_ins(part, depth - 1) for part in inside)
 
 
 def _is_plain(value: Any) -> bool:

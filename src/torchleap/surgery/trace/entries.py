@@ -1,6 +1,6 @@
 """Trace an argument that is a dict: record which of its entries forward() asks for."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from torch.fx.proxy import TraceError
@@ -28,9 +28,15 @@ class Entries(dict[Any, Any]):
         """Return whether forward() asked which entries there are."""
         return bool(self.walks)
 
-    def replaced(self, changes: Mapping[Any, Any]) -> "Entries":
-        """Return the dict with other values; it shares the record of questions with this one."""
-        other = Entries({**dict(super().items()), **changes})
+    def replaced(self, changes: Mapping[Any, Any], only: Iterable[Any] | None = None) -> "Entries":
+        """Return the dict with other values; it shares the record of questions with this one.
+
+        Args:
+            changes: The other values.
+            only: The entries that it has; None is all of them.
+        """
+        values = {**dict(super().items()), **changes}
+        other = Entries(values if only is None else {name: values[name] for name in only})
         other.queried = self.queried
         other.walks = self.walks
         return other

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,7 +15,7 @@ from ..trial.run import in_eval
 from .autocast import Settings
 from .entries import Entries
 from .follow import Constants, Sites, follow, modules_aside, variables_read
-from .inplace import put_out_of_place
+from .inplace import put_out_of_place, recompute
 from .inputs import Expected, Path, Query
 from .kinds import Kind, kind_of, varying_nodes
 from .modes import read_mode
@@ -130,6 +131,8 @@ def trace(
         values[flag] = False
     out_of_place = put_out_of_place(graph, tracer.changing, values, model)
     kinds = _kinds(graph, flag, tracer, examples)
+    with in_eval(model):
+        recompute(graph, tracer.changing, values, partial(tracer.compute, values=values))
     return Trace(
         model=model,
         graph=graph,

@@ -1,10 +1,12 @@
 """Replace changes in place by new tensors: no node of a graph may change what another one reads."""
 
 import operator
+from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import fx, nn
+from torch import Tensor, fx, nn
+from torch.utils._pytree import tree_map_only
 
 from ..._common.errors import SurgeryError
 from ..._common.text import words
@@ -85,6 +87,31 @@ def put_out_of_place(
         else:
             raise SurgeryError(f"forward() changes a tensor in place, by {_name(node)}")
     return layers
+
+
+def recompute(
+    graph: fx.Graph,
+    changing: set[fx.Node],
+    values: dict[fx.Node, Any],
+    compute: Callable[[fx.Node], Any],
+) -> None:
+    """Give each tensor that was changed in place the value that it had before the change.
+
+    Args:
+        graph: The graph, in which nothing changes in place any more but layers.
+        changing: The nodes that changed an input.
+        values: Each node's value on the example; changed.
+        compute: Computes a node from these values.
+    """
+    changed = {each for node in changing for each in _memory(values.get(node))}
+    for node in graph.nodes:
+        if not changed & _memory(values.get(node)) or node.op == "output":
+            continue
+        inputs = {source: values[source] for source in node.all_input_nodes}
+        for source in inputs:  # a layer may work in place
+            values[source] = tree_map_only(Tensor, torch.clone, inputs[source])
+        values[node] = compute(node)
+        values.update(inputs)
 
 
 def _read_result(node: fx.Node, place: dict[fx.Node, int], values: dict[fx.Node, Any]) -> None:

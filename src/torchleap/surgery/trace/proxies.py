@@ -10,6 +10,7 @@ from torch.utils._pytree import tree_leaves
 
 from ..._common.text import words
 from ..runtime import with_item
+from ..trial.deadline import check_time
 from ..trial.state import tensors_of
 from .inputs import Query
 from .sizes import Sizes
@@ -57,6 +58,7 @@ class KnownProxy(fx.Proxy):
 
     @property
     def _runs(self) -> Values:
+        check_time()  # every answer needs the values
         runs: Values = self.tracer.runs[self.node]  # type: ignore[attr-defined]
         return runs
 

@@ -18,7 +18,7 @@ from ...gates.leap import LeAP
 from ...sites.elements import like
 from ...sites.site import Site
 from ..runtime import parts_of
-from ..trial.deadline import check_time
+from ..trial.deadline import check_time, interruptible
 from ..trial.state import versions
 from .arguments import Arguments
 from .autocast import Precision
@@ -219,10 +219,14 @@ class SiteTracer(fx.Tracer):
 
     def _compute(self, node: fx.Node, place: int) -> Any:
         """Compute a node on one of the examples."""
-        inputs: Any = (node.args, node.kwargs)
-        args, kwargs = fx.map_arg(inputs, lambda source: self.runs[source][place])
         if node.op == "placeholder":
             return self.given[place].get(argument_of(node))
+        return self.compute(node, {each: self.runs[each][place] for each in node.all_input_nodes})
+
+    def compute(self, node: fx.Node, values: Mapping[fx.Node, Any]) -> Any:
+        """Compute an operation from the values of its inputs."""
+        inputs: Any = (node.args, node.kwargs)
+        args, kwargs = fx.map_arg(inputs, values.__getitem__)
         if node.op == "get_attr":
             found: Any = self.root
             for name in str(node.target).split("."):
@@ -269,7 +273,7 @@ class SiteTracer(fx.Tracer):
         else:
             function, arguments = super().create_args_for_root(root_fn, is_module, concrete_args)
         values = [self._argument(proxy) for proxy in arguments[1:]]
-        return function, [arguments[0], *self._marked(values)]
+        return interruptible(function), [arguments[0], *self._marked(values)]
 
     def _marked(self, values: list[Any]) -> list[Any]:
         """Return a value for each parameter of forward() as it leaves gates on the input."""

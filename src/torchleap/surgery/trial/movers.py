@@ -7,8 +7,10 @@ runs of every digit, which spells the number of its input.
 """
 
 import inspect
+import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -21,7 +23,9 @@ from ...distributed.torchrec import is_jagged
 from ...gates.leap import LeAP
 from ...sites.batches import adapter_of, flatten, unflatten
 from ...sites.calls import Call, few_rows
+from .deadline import OutOfTimeError, time_left
 from .run import forget_pass, run, untouched
+from .steps import Steps, columns_in_steps
 
 ROWS = 32  # of the example that are changed and run
 NOTHING = -1  # moves the column
@@ -57,7 +61,9 @@ class Movers:
         is_complete: Whether these are all inputs, and all of their columns can be changed.
         by_input: For each column of the gates the index of its input, NOTHING or SEVERAL.
         by_column: For each column of the gates the column of that input, NOTHING or SEVERAL.
-        as_ids: For each column of the gates whether the model makes whole numbers in it integers.
+        as_ids: For each column of the gates whether the model reads whole numbers in it alone.
+        perhaps_ids: The same where the example has too few values to be certain.
+        again: The same for further calls of the gates in one forward pass, in their order.
     """
 
     inputs: tuple[Input, ...]
@@ -65,6 +71,8 @@ class Movers:
     by_input: tuple[int, ...]
     by_column: tuple[int, ...]
     as_ids: tuple[bool, ...]
+    perhaps_ids: tuple[bool, ...] = ()
+    again: tuple["Movers", ...] = ()
 
 
 def movers_of(model: nn.Module, gates: LeAP, call: Call) -> Movers | None:
@@ -76,10 +84,16 @@ def movers_of(model: nn.Module, gates: LeAP, call: Call) -> Movers | None:
         model: The attached model.
         gates: Its gates.
         call: A batch.
+
+    Raises:
+        OutOfTimeError: The runs would take longer than there is time.
     """
     with untouched(model), torch.random.fork_rng():
         try:
             return _Probe(model, gates, few_rows(call, rows=ROWS)).movers()
+        except OutOfTimeError:
+            forget_pass(gates)
+            raise
         except Exception:  # the model's own code decides how it refuses a batch
             forget_pass(gates)
             return None
@@ -97,36 +111,61 @@ class _Probe:
     def __init__(self, model: nn.Module, gates: LeAP, call: Call) -> None:
         self.model = model
         self.gates = gates
+        self.call = call
         self.leaves, self.form = flatten(call)
         names = _names_of(model, call)
+        start = time.monotonic()
         with _Conversions(gates) as self.conversions:
-            self.base = self._arriving(self.leaves)  # (B, D)
+            self.base = self._arriving(self.leaves)
+        self.seconds = time.monotonic() - start  # of a run
+        first = self.base[0]
         self.inputs = []
         for place, leaf in enumerate(self.leaves):
-            if isinstance(leaf, Tensor) and leaf.dim() > 0 and len(leaf) == len(self.base):
+            if isinstance(leaf, Tensor) and leaf.dim() > 0 and len(leaf) == len(first):
                 width = leaf.shape[1] if leaf.dim() == 2 else 1
                 varies = bool(_varies(leaf).all())
                 self.inputs.append(Input(names[place], place, width, varies))
 
-    def movers(self) -> Movers | None:
-        """Return which input moves which columns; None if the model is not deterministic."""
-        if not self.inputs or self._moved(self.leaves).any():
-            return None
-        numbers = [torch.tensor(number) for number, _ in enumerate(self.inputs, start=1)]
-        by_input = self._spelled(numbers)
-        numbers = [torch.arange(1, one.width + 1) for one in self.inputs]
-        by_column = self._spelled(numbers)
+    def movers(self) -> Movers:
+        """Return which input moves which columns: SEVERAL if the model is not deterministic."""
+        widest = max((one.width for one in self.inputs), default=0)
+        runs = 1 + 2 * (len(self.inputs).bit_length() + widest.bit_length())
+        if runs * self.seconds > time_left():
+            raise OutOfTimeError(f"{runs} runs take too long")
+        is_known = bool(self.inputs) and not self._moved(self.leaves).any()
+        by_input = by_column = (SEVERAL,) * sum(block.shape[1] for block in self.base)
+        if is_known:
+            numbers = [torch.tensor(number) for number, _ in enumerate(self.inputs, start=1)]
+            by_input = self._spelled(numbers)
+            numbers = [torch.arange(1, one.width + 1) for one in self.inputs]
+            by_column = self._spelled(numbers)
         others = sum(isinstance(leaf, Tensor) or is_jagged(leaf) for leaf in self.leaves)
         is_complete = others == len(self.inputs) and all(one.varies for one in self.inputs)
-        whole = (self.base == self.base.round()).all(0)
-        as_ids = (whole & self.conversions.columns(self.base.shape[1])).tolist()
-        return Movers(
-            inputs=tuple(self.inputs),
-            is_complete=is_complete,
-            by_input=by_input,
-            by_column=by_column,
-            as_ids=tuple(as_ids),
-        )
+        steps = self._steps() if is_known else Steps(frozenset(), frozenset())
+        found = []
+        for number, block in enumerate(self.base):
+            width = block.shape[1]
+            own = slice(number * width, (number + 1) * width)
+            whole = (block == block.round()).all(0)
+            converted = (whole & self.conversions.columns(width)).nonzero().flatten().tolist()
+            certain = steps.certain.union(converted)
+            found.append(
+                Movers(
+                    inputs=tuple(self.inputs),
+                    is_complete=is_complete and is_known,
+                    by_input=by_input[own],
+                    by_column=by_column[own],
+                    as_ids=tuple(column in certain for column in range(width)),
+                    perhaps_ids=tuple(column in steps.possible for column in range(width)),
+                )
+            )
+        return replace(found[0], again=tuple(found[1:]))
+
+    def _steps(self) -> Steps:
+        """Return the columns of which the model reads whole numbers alone, if there is time."""
+        with suppress(OutOfTimeError):
+            return columns_in_steps(self.model, self.gates, self.call, self.base[0])
+        return Steps(frozenset(), frozenset())
 
     def _spelled(self, numbers: Sequence[Tensor]) -> tuple[int, ...]:
         """Return for each column of the gates the number, less 1, of what moves it.
@@ -135,7 +174,7 @@ class _Probe:
             numbers: The number of each input, (), or of each of its columns, (C,); from 1 up.
         """
         largest = max(int(number.max()) for number in numbers)
-        result = torch.full((self.base.shape[1],), -1)
+        result = torch.full((sum(block.shape[1] for block in self.base),), -1)
         never = torch.ones_like(result, dtype=torch.bool)
         once = torch.ones_like(never)
         for digit in range(largest.bit_length()):
@@ -163,19 +202,24 @@ class _Probe:
         return leaves
 
     def _moved(self, leaves: list[Any]) -> Tensor:
-        """Return for each column of the gates whether it differs from that of the example."""
-        change = (self._arriving(leaves) - self.base).abs()
-        smallest = MOVED * self.base.abs().amax(0)
-        return ~(change <= smallest).all(0)
+        """Return for each column of each call whether it differs from that of the example."""
+        found = []
+        for block, base in zip(self._arriving(leaves), self.base, strict=True):
+            smallest = MOVED * base.abs().amax(0)
+            found.append(~((block - base).abs() <= smallest).all(0))
+        return torch.cat(found)
 
-    def _arriving(self, leaves: list[Any]) -> Tensor:
-        """Return the columns that arrive at the gates, (B, D)."""
-        blocks: dict[int, Tensor] = {}
+    def _arriving(self, leaves: list[Any]) -> list[Tensor]:
+        """Return the columns that arrive at the gates, (B, D), for each of their calls.
+
+        Sites that are called less often than others have their first columns in the later calls.
+        """
+        blocks: dict[int, list[Tensor]] = {}
 
         def see(_: nn.Module, args: tuple[Tensor, slice | None]) -> None:
             x, columns = (*args, None)[:2]
             start = 0 if columns is None else columns.start
-            blocks.setdefault(start, x.detach().flatten(1).cpu().double())
+            blocks.setdefault(start, []).append(x.detach().flatten(1).cpu().double())
 
         handle = self.gates.register_forward_pre_hook(see)
         torch.manual_seed(0)
@@ -183,10 +227,15 @@ class _Probe:
             run(self.model, unflatten(leaves, self.form))
         finally:
             handle.remove()
-        found = torch.cat([blocks[start] for start in sorted(blocks)], dim=1)
-        if found.shape[1] != len(self.gates.mean):
+        found = []
+        for number in range(max(map(len, blocks.values()), default=1)):
+            parts = []
+            for _, calls in sorted(blocks.items()):
+                parts.append(calls[number if number < len(calls) else 0])
+            found.append(torch.cat(parts, dim=1).nan_to_num())
+        if found[0].shape[1] != len(self.gates.mean):
             raise SurgeryError("the example does not pass all sites")
-        return found.nan_to_num()
+        return found
 
 
 class _Conversions(TorchDispatchMode):  # type: ignore[no-untyped-call]
