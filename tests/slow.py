@@ -66,3 +66,18 @@ def auc_by_pairs(labels, scores):
     if not pairs:
         return None
     return wins / pairs
+
+
+def jackknife(statistic, units):
+    """Return a statistic of rows with its standard error, from leaving out one unit at a time.
+
+    `statistic` takes the numbers of rows; `units` has the unit of each row.
+    """
+    everything = [row for row, _ in enumerate(units)]
+    value = statistic(everything)
+    names = sorted(set(units.tolist()))
+    squares = 0.0
+    for name in names:
+        others = [row for row in everything if units[row] != name]
+        squares += (statistic(others) - value) ** 2
+    return value, math.sqrt((len(names) - 1) / len(names) * squares)

@@ -14,6 +14,7 @@ Floats = npt.NDArray[np.float64]
 Numbers = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
 
+TINY = 1e-12
 NORMAL_95 = 1.96  # standard deviations to either side that hold 95 % of a normal distribution
 
 
@@ -121,15 +122,16 @@ def auc_influence(labels: Rows, scores: Rows) -> Influence:
 def gauc_influence(labels: Rows, scores: Rows, groups: Rows) -> Influence:
     """Return the GAUC with the part of each group, which stands at one of the group's rows.
 
-    >>> gauc_influence([0, 1, 0, 1], [1, 2, 2, 1], ["u", "u", "v", "v"]).parts.tolist()
-    [0.25, 0.0, -0.25, 0.0]
+    >>> gauc_influence([0, 1, 0, 1], [1, 2, 2, 1], ["u", "u", "v", "v"]).parts.round(3).tolist()
+    [0.354, 0.0, -0.354, 0.0]
     """
     value = gauc(labels, scores, groups)
     label, score = _checked(labels, scores)
     numbers = _group_numbers(groups, len(label))
     own, counts, first = _auc_by_group(label, score, numbers)
     parts = np.zeros(len(label))
-    parts[first] = counts / counts.sum() * (own - value)
+    shares = counts / counts.sum()
+    parts[first] = shares * (own - value) * jackknife_factors(shares)
     return Influence(value, parts)
 
 
@@ -204,6 +206,23 @@ def s_auc(table: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
     if not (values > 0).all():
         raise MetricError(f"s_auc needs AUCs above 0, but found {values.min():g}.")
     return dict(zip(table, (values / values.max(0)).mean(1).tolist(), strict=True))
+
+
+def jackknife_factors(shares: Floats) -> Floats:
+    """Return by what to multiply each unit's part in a weighted mean, (U,).
+
+    Its part as such is `share * (value - mean)`, but a unit draws the mean towards itself. With
+    these factors it is what leaving the unit out changes, and the squares add up to the variance.
+
+    >>> jackknife_factors(np.array([0.5, 0.5])).round(3).tolist()
+    [1.414, 1.414]
+
+    Args:
+        shares: The share of each unit in the mean, which add up to 1; units without one are 0.
+    """
+    units = max(2, np.count_nonzero(shares))
+    found: Floats = np.sqrt((units - 1) / units) / np.maximum(1 - shares, TINY)
+    return found
 
 
 def _parts_of_mean(values: Floats) -> Floats:
