@@ -95,6 +95,16 @@ class Rows:
             return None
         return torch.from_numpy(np.array(self._map("group.bin", np.int32, 1)[:, 0]))
 
+    def column(self, name: str) -> NDArray[Any]:
+        """Return the encoded values of a column, read from disk when they are used, (rows, slots).
+
+        Args:
+            name: The name of the column.
+        """
+        column = self.task.columns[self.task.fields.index(name)]
+        dtype = np.int32 if column.is_ids else np.float32
+        return self._map(column.file, dtype, column.slots)
+
     def read(self, ranges: Ranges | list[list[int]]) -> Batch:
         """Read the rows of some ranges (start, stop) from disk, one range after the other."""
         label = self._gather([("label.bin", 1)], np.float32, ranges)[:, 0]

@@ -1,6 +1,7 @@
 """certify: compare a smaller model with the full one on rows that neither has seen."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
@@ -10,8 +11,11 @@ from .._common.errors import DataError, MetricError
 from ..data.task import Rows, Task
 from ..objectives import Metric, Predictions
 from ..training.evaluate import predict
-from .certificate import Certificate, Evidence, certificate_of
+from .certificate import ENOUGH_ROWS, Certificate, Evidence, certificate_of
 from .change import change_of, mean_change
+from .partitions import check_names
+from .reads import unread
+from .slices import examine
 
 ROWS = "rows"  # the independent units where there are no groups
 
@@ -25,6 +29,9 @@ def certify(
     relative: bool = False,
     metric: str | Metric | None = None,
     blocked: Sequence[str] = (),
+    slices: bool = True,
+    slice_margin: float | None = None,
+    slice_by: str | Sequence[str] = (),
 ) -> Certificate:
     """Return whether a smaller model may replace the full one, by the test rows of a task.
 
@@ -44,8 +51,18 @@ def certify(
         relative: Whether the margin is a fraction of the full model's metric.
         metric: The metric, or its name; None is that of the task: GAUC with groups, else AUC.
         blocked: Reasons for which nothing may be called safe, one sentence each.
+        slices: Whether to look for parts of the rows in which the metric loses more than
+            `slice_margin`: those of each value of a categorical field, and those where a dropped
+            field differs from its most common value. Such a loss makes the verdict "not safe".
+        slice_margin: The loss that is acceptable in a slice, in the unit of the metric; None is
+            the margin.
+        slice_by: Names of fields by all of whose values the rows are divided as well; numbers are
+            divided into fifths.
     """
-    check_arguments(margin=number(margin, above=0))
+    by = (slice_by,) if isinstance(slice_by, str) else tuple(slice_by)
+    checked = margin if slice_margin is None else slice_margin
+    check_arguments(margin=number(margin, above=0), slice_margin=number(checked, above=0))
+    check_names(task, by)
     rows = task.test
     chosen = task.objective.headline(rows.group)
     if metric is not None:
@@ -54,11 +71,8 @@ def certify(
     pairs = _pairs(full, small)
     check_comparable(rows)
     fraction = margin if relative else 0.0
-    changes = []
-    for one, other in pairs:
-        before = predictions(one, rows)
-        after = predictions(other, rows)
-        changes.append(change_of(chosen, before, after, relative=fraction))
+    predicted = [(predictions(one, rows), predictions(other, rows)) for one, other in pairs]
+    changes = [change_of(chosen, *pair, relative=fraction) for pair in predicted]
     change = changes[0] if len(changes) == 1 else mean_change(changes)
     evidence = Evidence(
         rows=len(rows),
@@ -67,6 +81,17 @@ def certify(
         blocked=blocked,
     )
     absolute = margin * abs(change.before) if relative else margin
+    if slices and evidence.support >= ENOUGH_ROWS:
+        within = absolute if slice_margin is None else slice_margin
+        dropped = unread([other for _, other in pairs], rows)
+        found = examine(rows, predicted, chosen, within, dropped=dropped, by=by)
+        evidence = replace(
+            evidence,
+            slices=found.worst,
+            slices_examined=found.count,
+            slice_margin=within,
+            notes=found.notes,
+        )
     return certificate_of(change, absolute, evidence, relative=margin if relative else None)
 
 
@@ -98,6 +123,18 @@ def check_comparable(rows: Rows) -> None:
             f"Expected at least two groups among the {rows.part} rows, to see how groups differ, "
             "but found one. Give rows of more groups, or read the data without group=."
         )
+    if rows.group is not None and _lie_in_one_group(rows.label, rows.group):
+        raise DataError(
+            f"Expected {rows.part} rows of each class in at least two groups, to see how groups "
+            "differ, but one class is found in one group. Give rows of more groups, or read the "
+            "data without group=."
+        )
+
+
+def _lie_in_one_group(label: Tensor, group: Tensor) -> bool:
+    """Return whether all rows of a class belong to one group."""
+    classes = torch.unique(label)
+    return any(len(torch.unique(group[label == one])) < 2 for one in classes)
 
 
 def _pairs(

@@ -7,7 +7,6 @@ from statistics import NormalDist
 
 import numpy as np
 import numpy.typing as npt
-from torch import Tensor
 
 from ..objectives import Metric, Predictions
 from ..objectives.binary import jackknife_factors

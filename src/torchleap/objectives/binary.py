@@ -60,7 +60,7 @@ def gauc(labels: Rows, scores: Rows, groups: Rows) -> float:
     """
     labels, scores = _checked(labels, scores)
     numbers = _group_numbers(groups, len(labels))
-    values, counts, _ = _auc_by_group(labels, scores, numbers)
+    values, counts, _ = auc_by_group(labels, scores, numbers)
     if not counts.size:
         raise MetricError(
             "GAUC needs a group with rows of both classes, but every group has one class. "
@@ -75,7 +75,7 @@ def log_loss(labels: Rows, probabilities: Rows) -> float:
     >>> round(log_loss([0, 1], [0.1, 0.9]), 4)
     0.1054
     """
-    return float(-np.mean(_log_likelihoods(labels, probabilities)))
+    return float(-np.mean(log_likelihoods(labels, probabilities)))
 
 
 class Difference(NamedTuple):
@@ -128,7 +128,7 @@ def gauc_influence(labels: Rows, scores: Rows, groups: Rows) -> Influence:
     value = gauc(labels, scores, groups)
     label, score = _checked(labels, scores)
     numbers = _group_numbers(groups, len(label))
-    own, counts, first = _auc_by_group(label, score, numbers)
+    own, counts, first = auc_by_group(label, score, numbers)
     parts = np.zeros(len(label))
     shares = counts / counts.sum()
     parts[first] = shares * (own - value) * jackknife_factors(shares)
@@ -141,7 +141,7 @@ def log_loss_influence(labels: Rows, probabilities: Rows) -> Influence:
     >>> log_loss_influence([0, 1], [0.5, 0.5]).parts.tolist()
     [0.0, 0.0]
     """
-    losses = -_log_likelihoods(labels, probabilities)
+    losses = -log_likelihoods(labels, probabilities)
     return Influence(float(np.mean(losses)), _parts_of_mean(losses))
 
 
@@ -220,7 +220,7 @@ def jackknife_factors(shares: Floats) -> Floats:
     Args:
         shares: The share of each unit in the mean, which add up to 1; units without one are 0.
     """
-    units = max(2, np.count_nonzero(shares))
+    units = max(2, int(np.count_nonzero(shares)))
     found: Floats = np.sqrt((units - 1) / units) / np.maximum(1 - shares, TINY)
     return found
 
@@ -237,7 +237,7 @@ def _parts_of_mean(values: Floats) -> Floats:
     return found
 
 
-def _log_likelihoods(labels: Rows, probabilities: Rows) -> Floats:
+def log_likelihoods(labels: Rows, probabilities: Rows) -> Floats:
     """Return the log of the probability that each row's own label was given, (N,)."""
     tiny = _resolution(probabilities)
     labels, probabilities = _checked(labels, probabilities)
@@ -299,24 +299,47 @@ def _group_numbers(groups: Rows, rows: int) -> Numbers:
         ) from error
 
 
-def _auc_by_group(
+def auc_by_group(
     labels: Floats, scores: Floats, groups: Numbers
 ) -> tuple[Floats, Numbers, Numbers]:
     """Return the AUC of each group that has both classes, its number of rows, and one of these."""
     order = np.lexsort((scores, groups))
-    labels = labels[order]
-    groups = groups[order]
+    found = auc_of_sorted(labels[order], scores[order], groups[order])
+    one_row = np.minimum.reduceat(order, found.starts)  # the same whatever the scores are
+    return found.value, found.counts[found.both], one_row[found.both]
+
+
+class GroupAUC(NamedTuple):
+    """The AUC of groups.
+
+    Attributes:
+        value: The AUC of each group that has both classes.
+        starts: The first row of each group, (G,).
+        counts: The rows of each group, (G,).
+        positives: The positive ones of these, (G,).
+        both: Whether a group has both classes, (G,).
+    """
+
+    value: Floats
+    starts: Numbers
+    counts: Numbers
+    positives: Floats
+    both: Flags
+
+
+def auc_of_sorted(labels: Floats, scores: Floats, groups: Numbers) -> GroupAUC:
+    """Return the AUC of groups, whose rows are sorted by group and within it by score."""
     new_group = np.diff(groups, prepend=-1) != 0
     starts = np.flatnonzero(new_group)  # first row of each group
     counts = np.diff(starts, append=len(groups))
-    rank = _shared_ranks(scores[order], new_group) - np.repeat(starts, counts)
+    rank = _shared_ranks(scores, new_group) - np.repeat(starts, counts)
     positives = np.add.reduceat(labels, starts)
     negatives = counts - positives
     rank_sum = np.add.reduceat(rank * labels, starts)
     both = (positives > 0) & (negatives > 0)
     pairs_won = rank_sum[both] - positives[both] * (positives[both] + 1) / 2
-    one_row = np.minimum.reduceat(order, starts)[both]  # the same whatever the scores are
-    return pairs_won / (positives[both] * negatives[both]), counts[both], one_row
+    value = pairs_won / (positives[both] * negatives[both])
+    return GroupAUC(value, starts, counts, positives, both)
 
 
 def _shared_ranks(scores: Floats, new_group: Flags) -> Floats:
