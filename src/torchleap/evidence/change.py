@@ -17,6 +17,7 @@ Floats = npt.NDArray[np.float64]
 CONFIDENCE = 0.95  # of one-sided bounds and of two-sided intervals
 POWER = 0.8  # with which a given number of rows should decide
 LEAST_FREEDOM = 1.0
+ROUNDING = 1e-9  # of a margin: a gain so near to it is on it
 
 
 @dataclass(frozen=True)
@@ -130,7 +131,7 @@ class Change:
             power: The probability that so many units decide it.
         """
         distance = abs(gain + margin)
-        if distance == 0:
+        if distance <= ROUNDING * margin:
             return math.inf
         normal = NormalDist()
         size = normal.inv_cdf(CONFIDENCE) + normal.inv_cdf(power)

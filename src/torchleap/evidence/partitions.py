@@ -45,7 +45,8 @@ def partitions(
     """Yield the partitions of rows, one after the other, so that one is in memory at a time.
 
     They are those by the values of each categorical field and of the fields that the user names,
-    and the rows where a dropped field differs from its most common value.
+    and the rows where a dropped field differs from its most common value. The column of groups
+    (users, queries) is left out: a single group says nothing about others.
 
     Args:
         rows: The rows.
@@ -68,6 +69,8 @@ def partitions_by(
         by: The names of fields that the user names.
     """
     column = rows.task.columns[place]
+    if column.name == rows.task.roles.get("group"):
+        return
     is_named = column.name in by
     is_value = column.column.kind == "categorical"
     if not (is_value or is_named or column.name in dropped):
@@ -78,7 +81,7 @@ def partitions_by(
     elif is_named:
         yield _by_fifth(column, values)
     if column.name in dropped:
-        yield _by_activity(column, values)
+        yield from _by_activity(column, values)
 
 
 def check_names(task: Task, names: Sequence[str]) -> None:
@@ -161,12 +164,16 @@ def _by_fifth(column: TaskColumn, values: npt.NDArray[np.float32]) -> Partition:
     return Partition(column.name, codes.astype(np.int64), count, name, tuple(range(count)))
 
 
-def _by_activity(column: TaskColumn, values: npt.NDArray[np.generic]) -> Partition:
-    """Return the rows divided by whether a field differs from its most common value."""
+def _by_activity(column: TaskColumn, values: npt.NDArray[np.generic]) -> Iterator[Partition]:
+    """Yield the rows divided by whether a field differs from its most common value, if it has one.
+
+    Where hardly a value occurs twice, the field is active in nearly all rows.
+    """
     step = max(1, len(values) // SAMPLE)
     found, counts = np.unique(values[::step], axis=0, return_counts=True)
-    common = found[np.argmax(counts)]
-    active: Flags = (values != common).any(1)
-    return Partition(
+    if counts.max() < max(2, FREQUENT * counts.sum()):
+        return
+    active: Flags = (values != found[np.argmax(counts)]).any(1)
+    yield Partition(
         column.name, active.astype(np.int64), 2, lambda code: f"{column.name} is active", (1,)
     )

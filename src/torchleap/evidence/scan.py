@@ -11,6 +11,7 @@ from ..objectives.binary import GroupAUC, auc_of_sorted, log_likelihoods
 from .change import Floats
 from .partitions import Codes
 
+LEAST_GROUPS = 2  # of equal size: fewer say nothing about other groups
 BINS = 512  # of the scores of a model: rows of one bin count as tied
 
 
@@ -19,7 +20,8 @@ class Scanned:
     """The slices of a partition.
 
     Attributes:
-        gain: The gain of the metric in each slice, (S,); NaN where it is not defined.
+        gain: The gain of the metric in each slice, (S,); NaN where it is not defined, or where a
+            single group has nearly all rows.
         error: Its standard error, as if rows were independent.
         rarer: The rows of the rarer class.
     """
@@ -142,9 +144,11 @@ def _gauc_scan(pairs: Pairs) -> Scan:
         total = np.bincount(own, weights=sizes, minlength=count)
         mean = np.bincount(own, weights=sizes * gain, minlength=count) / total
         shares = sizes / total[own]
+        alone = np.bincount(own, weights=shares**2, minlength=count) * LEAST_GROUPS > 1
         spread = np.bincount(own, weights=(shares * (gain - mean[own])) ** 2, minlength=count)
         positive = np.bincount(own, weights=positives, minlength=count)
-        return Scanned(mean, np.sqrt(spread), np.minimum(positive, total - positive))
+        gains = np.where(alone, np.nan, mean)
+        return Scanned(gains, np.sqrt(spread), np.minimum(positive, total - positive))
 
     return scan
 

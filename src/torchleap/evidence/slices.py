@@ -18,13 +18,12 @@ from ..objectives import Metric, Predictions
 from .certificate import ENOUGH_ROWS, SliceChange
 from .change import CONFIDENCE, Change, Floats, change_of, mean_change
 from .partitions import Codes, Flags, Partition, partitions, partitions_by
-from .scan import Pairs, scan_of
+from .scan import LEAST_GROUPS, Pairs, scan_of
 
 KEPT = 20  # slices in a certificate
 JUDGED = 40  # slices that are judged exactly, at most
-JUDGED_ROWS = 10_000_000  # in all slices that are judged after the first KEPT
+JUDGED_ROWS = 10_000_000  # in all of them together, about
 SCANNED = {"auc": 200_000_000, "gauc": 60_000_000, "log_loss": 500_000_000}  # rows times fields
-LEAST_GROUPS = 2  # of equal size: fewer say nothing about other groups
 
 
 @dataclass(frozen=True)
@@ -83,15 +82,16 @@ def examine(
     found, few = _candidates(rows, pairs, metric, margin, dropped, by, among)
     judged: list[tuple[str, str, int, Change]] = []
     seen = 0
-    for one in sorted(found, key=lambda one: one.worst)[:JUDGED]:
-        if len(judged) >= KEPT and seen > JUDGED_ROWS:
+    for one in sorted(found, key=lambda one: one.worst):
+        if len(judged) == JUDGED or seen > JUDGED_ROWS:
             break
         partition = _partition(rows, one, dropped, by)
         inside = partition.codes == one.code
         change = _change_inside(inside, pairs, metric)
+        size = int(inside.sum())
+        seen += size
         if change is not None:
-            judged.append((partition.name(one.code), partition.field, int(inside.sum()), change))
-            seen += int(inside.sum())
+            judged.append((partition.name(one.code), partition.field, size, change))
     judged.sort(key=lambda one: (one[3].p_of_loss(margin), one[3].gain))
     adjusted = holm([one[3].p_of_loss(margin) for one in judged], len(found))
     worst = []
