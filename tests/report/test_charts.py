@@ -8,7 +8,7 @@ from torchleap.report.charts.fields import FEWEST_ACTIVE
 from torchleap.report.charts.training import MOST_POINTS
 from torchleap.report.record import checked
 
-from .records import select_record
+from .records import certificate_record, select_record
 
 
 def drawn(**settings):
@@ -79,6 +79,21 @@ def test_a_difference_without_bounds_is_not_drawn():
     record = select_record(12)
     record["metrics"]["difference"]["interval"] = [None, None]
     assert "difference" not in charts_of(checked(record)).specs
+
+
+@pytest.mark.parametrize(("metric", "sign"), [("auc", 1), ("log_loss", -1)])
+def test_the_change_is_drawn_against_the_margin_on_the_side_of_losses(metric, sign):
+    record = select_record(12, difference=(0.0, (-0.0005, 0.0005)))
+    record["metrics"]["difference"]["metric"] = metric
+    record["certificate"] = certificate_record(0.0, (-0.0005, 0.0005), metric=metric, margin=0.01)
+    drawn = charts_of(checked(record))
+    area, *_ = drawn.specs["difference"]["layer"]
+    assert area["data"]["values"] == [{"value": -sign * 0.01, "end": -sign * 0.0125}]
+    assert drawn.data["difference"][0]["bound"] == pytest.approx(-sign * 0.0005 * 1.645 / 1.96)
+    del record["certificate"]
+    drawn = charts_of(checked(record))
+    assert len(drawn.specs["difference"]["layer"]) == 3
+    assert "bound" not in drawn.data["difference"][0]
 
 
 def test_a_strength_without_units_has_no_price():

@@ -61,7 +61,7 @@ def test_none_fits_everywhere_and_unknown_keys_are_left_alone():
 def test_a_record_without_descriptions_of_its_metrics_still_opens():
     record = select_record(12)
     assert "known_metrics" not in record
-    assert "no measurable change in AUC" in Report(record).html()
+    assert "the AUC loses at most 0.001" in Report(record).html()
 
 
 def test_a_metric_is_shown_as_the_record_describes_it():
@@ -71,10 +71,19 @@ def test_a_metric_is_shown_as_the_record_describes_it():
         "value": -0.02,
         "interval": [-0.03, -0.01],
     }
+    record["certificate"]["metric"] = "ndcg"
     record["known_metrics"] = {"ndcg": {"title": "NDCG@10", "higher_is_better": True}}
-    assert "at a price in NDCG@10" in Report(record).html()
+    assert "the NDCG@10 loses at most 0.001" in Report(record).html()
     record["known_metrics"]["ndcg"]["higher_is_better"] = False
-    assert "and the NDCG@10 gets better" in Report(record).html()
+    assert "the NDCG@10 rises by at most 0.001" in Report(record).html()
+
+
+def test_a_verdict_is_one_of_three():
+    record = select_record(12)
+    record["certificate"]["verdict"] = "probably fine"
+    words = "expected one of safe, not safe, undecided as record.certificate.verdict, but found"
+    with pytest.raises(TorchleapError, match=words):
+        Report(record)
 
 
 def test_a_record_of_another_format_is_refused_in_one_sentence():

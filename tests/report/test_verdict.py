@@ -1,59 +1,161 @@
 import pytest
 
 from torchleap.report import verdict
+from torchleap.report.numbers import MINUS
 
-from .records import select_record
+from .records import certificate_record, select_record
 
 
-def with_difference(value, interval, metric="auc"):
+def certified(value, interval, metric="auc", **parts):
+    """Return a record whose certificate has this change, and verdict by default what follows."""
     record = select_record(12, difference=(value, interval))
     record["metrics"]["difference"]["metric"] = metric
+    record["certificate"] = certificate_record(value, interval, metric=metric, **parts)
     return record
 
 
 @pytest.mark.parametrize(
-    ("value", "interval", "metric", "outcome", "words"),
+    ("value", "interval", "metric", "outcome", "headline", "certainty"),
     [
         (
             -0.0003,
-            (-0.0011, 0.0005),
+            (-0.0009, 0.0003),
             "auc",
-            "same",
-            "no difference can be shown; a loss of more than 0.0011 is unlikely",
+            "safe",
+            "8 of 12 fields can go: the AUC loses at most 0.001, at 95 % confidence.",
+            "A loss of more than 0.0008 is excluded at 95 % confidence; the margin is 0.001.",
+        ),
+        (
+            0.004,
+            (0.002, 0.006),
+            "auc",
+            "safe",
+            "8 of 12 fields can go: the AUC loses at most 0.001, at 95 % confidence.",
+            "Any loss is excluded at 95 % confidence; the margin is 0.001.",
+        ),
+        (
+            -0.004,
+            (-0.006, -0.002),
+            "log_loss",
+            "safe",
+            "8 of 12 fields can go: the log loss rises by at most 0.001, at 95 % confidence.",
+            "Any loss is excluded at 95 % confidence",
+        ),
+        (
+            -0.004,
+            (-0.006, -0.002),
+            "auc",
+            "not safe",
+            "8 of 12 fields would be dropped, but that is not safe: the AUC loses more than 0.001, "
+            "at 95 % confidence.",
+            "A loss of more than 0.0057 is excluded",
         ),
         (
             0.0,
             (-0.02, 0.02),
             "auc",
-            "coarse",
-            "so is a loss of 0.0200: these rows are too few to measure it",
+            "undecided",
+            "8 of 12 fields would be dropped, but the test rows cannot exclude that the AUC loses "
+            "more than 0.001: about 45,210, 4,100 of the rarer class, would decide.",
+            "A loss of more than 0.0168 is excluded",
         ),
-        (
-            -0.004,
-            (-0.006, -0.002),
-            "gauc",
-            "worse",
-            "the loss is real, though it may be as small as 0.0020",
-        ),
-        (0.004, (0.002, 0.006), "auc", "better", "better by more than chance explains"),
-        (
-            0.004,
-            (0.002, 0.006),
-            "log_loss",
-            "worse",
-            "the loss is real, though it may be as small as 0.0020",
-        ),
-        (-0.004, (-0.006, -0.002), "log_loss", "better", "better by more than chance explains"),
-        (-0.004, None, "auc", "unsure", "No interval was computed, so this may be chance"),
-        (None, None, "auc", "unknown", "was not measured"),
     ],
 )
-def test_the_words_are_no_more_certain_than_the_interval(value, interval, metric, outcome, words):
-    record = with_difference(0.0 if value is None else value, interval, metric)
-    record["metrics"]["difference"]["value"] = value
+def test_can_go_is_said_only_of_what_is_safe(value, interval, metric, outcome, headline, certainty):
+    record = certified(value, interval, metric)
+    del record["task"]["rows"]["test"]
     assert verdict.outcome(record) == outcome
+    assert verdict.headline(record) == headline
+    assert certainty in verdict.certainty(record)
+
+
+@pytest.mark.parametrize(
+    ("parts", "words"),
+    [
+        (
+            {"unit": "user_id", "needed": {"units": 3_000, "rows": 40_000, "support": 900}},
+            "about 40,000 of 3,000 groups (user_id) would decide.",
+        ),
+        (
+            {"needed": {"units": 40_000, "rows": 40_000, "support": 40_000}},
+            "more than 0.001: about 40,000 would decide.",
+        ),
+        (
+            {
+                "needed": {"units": 9_000, "rows": 9_000, "support": 800},
+                "needed_as_measured": {"units": 70_000, "rows": 70_000, "support": 6_000},
+            },
+            "about 70,000, 6,000 of the rarer class, would decide.",
+        ),
+        ({"needed": None}, "cannot exclude that the AUC loses more than 0.001."),
+    ],
+)
+def test_what_is_undecided_names_how_many_rows_would_decide(parts, words):
+    record = certified(0.0, (-0.02, 0.02), **parts)
+    assert verdict.headline(record).startswith("8 of 12 fields would be dropped, but 10,000 test")
+    assert verdict.headline(record).endswith(words)
+
+
+def test_what_the_data_do_not_allow_is_undecided_for_that_reason():
+    reasons = ["The test rows are not new: 90 of 100 equal a train row.", "There is more."]
+    record = certified(0.0, (-1e-4, 1e-4), verdict="undecided", reasons=reasons)
+    assert verdict.headline(record) == (
+        "8 of 12 fields would be dropped, but the data do not allow to call that safe: "
+        "The test rows are not new: 90 of 100 equal a train row."
+    )
+    assert verdict.further_reasons(record) == ["There is more."]
+
+
+def test_the_headline_of_what_is_not_safe_gives_its_first_reason():
+    record = certified(-0.004, (-0.006, -0.002))
+    assert verdict.further_reasons(record) == []
+    record["certificate"]["reasons"] += ["'paid' gives the label away."]
+    assert verdict.further_reasons(record) == ["'paid' gives the label away."]
+    record["certificate"]["reasons"] = None
+    assert verdict.headline(record).startswith("8 of 12 fields would be dropped, but that is not")
+
+
+@pytest.mark.parametrize(
+    ("value", "interval", "words"),
+    [
+        (
+            -0.0003,
+            (-0.0011, 0.0005),
+            f"{MINUS}0.0011 to +0.0005). There is no certificate, so",
+        ),
+        (
+            -0.0003,
+            None,
+            f"The AUC changes by {MINUS}0.0003. There is no certificate, so",
+        ),
+        (None, None, "was not measured"),
+    ],
+)
+def test_without_a_certificate_fields_would_only_be_dropped(value, interval, words):
+    record = select_record(12, difference=(value or 0.0, interval))
+    record["metrics"]["difference"]["value"] = value
+    del record["certificate"]
+    assert verdict.outcome(record) == "unknown"
+    assert verdict.headline(record) == "8 of 12 fields would be dropped."
     assert words in verdict.certainty(record)
-    assert verdict.headline(record).startswith("8 of 12 fields")
+
+
+@pytest.mark.parametrize(
+    ("record", "words"),
+    [
+        (certified(0.0, (-1e-4, 1e-4)), "Yes, it is safe"),
+        (certified(-0.004, (-0.006, -0.002)), "No, it is not safe"),
+        (certified(0.0, (-0.02, 0.02)), "Undecided"),
+        (certified(0.0, (-1e-4, 1e-4)) | {"certificate": None}, "Not certified"),
+        (
+            certified(0.0, (-1e-4, 1e-4))
+            | {"findings": [{"kind": "leak", "column": "paid", "text": "same as the label"}]},
+            "No",
+        ),
+    ],
+)
+def test_the_question_of_shipping_has_a_short_answer(record, words):
+    assert verdict.answer(record) == words
 
 
 def test_the_headline_reports_that_nothing_is_dropped():
@@ -61,6 +163,8 @@ def test_the_headline_reports_that_nothing_is_dropped():
     for field in record["fields"]:
         field["kept"] = True
     assert verdict.headline(record) == "All 12 fields stay."
+    assert verdict.answer(record) == "Nothing is dropped"
+    assert verdict.certainty(record).endswith(f"(95 % interval: {MINUS}0.0011 to +0.0005).")
     record["fields"] = record["fields"][:1]
     assert verdict.headline(record) == "The only field stays."
 
@@ -81,7 +185,7 @@ def test_savings_name_only_measured_sizes():
 
 
 def with_rows(rows, positives, **more):
-    record = with_difference(-0.0003, (-0.0011, 0.0005))
+    record = certified(-0.0003, (-0.0011, 0.0005), support=min(positives, rows - positives))
     record["task"] = {
         **record["task"],
         "rows": {"train": 900, "test": rows},
@@ -91,23 +195,17 @@ def with_rows(rows, positives, **more):
 
 
 @pytest.mark.parametrize(("rows", "positives"), [(5, 2), (4_000, 9), (4_000, 3_995)])
-def test_on_too_few_rows_no_field_can_go(rows, positives):
+@pytest.mark.parametrize("is_certified", [True, False])
+def test_on_too_few_rows_no_field_can_go(rows, positives, is_certified):
     record = with_rows(rows, positives)
-    assert verdict.outcome(record) == "few"
+    record["certificate"]["verdict"] = "undecided"
     assert verdict.headline(record) == (
         f"8 of 12 fields would be dropped, but {rows:,} test rows, {positives:,} of them positive, "
         "are too few for any statement."
     )
+    if not is_certified:
+        del record["certificate"]
     assert "means nothing: at least 10 of each class" in verdict.certainty(record)
-
-
-def test_where_the_interval_contains_a_large_loss_no_field_can_go():
-    record = with_difference(0.0, (-0.02, 0.02))
-    record["task"] = {"rows": {"test": 400}, "positives": {"test": 40}}
-    assert verdict.headline(record) == (
-        "8 of 12 fields would be dropped, but 400 test rows, 40 of them positive, "
-        "are too few to measure the cost."
-    )
 
 
 def test_an_open_decision_has_a_reason_and_an_advice():

@@ -15,6 +15,7 @@ from rich.console import Console
 from .folder import STATE, alone, check_unused, check_writable, command_line, resumable
 from .inputs import findings_of, show_opening
 from .options import (
+    CertificateOptions,
     CsvOptions,
     FieldOptions,
     ReadOptions,
@@ -42,6 +43,7 @@ def select(
     search: SearchOptions,
     rules: RuleOptions,
     prices: FieldOptions,
+    certificate: CertificateOptions,
     results: ResultOptions,
 ) -> None:
     """Find the fields that a model can do without, and write the smaller model with a report.
@@ -53,7 +55,8 @@ def select(
     check_writable(results.out)
     context.with_resource(alone(results.out))
     check_unused(results.out, resume=results.resume, force=results.force)
-    settings = _settings(search, rules)  # checked before the data is read
+    # checked before the data is read
+    settings = {**_settings(search, rules), **certificate.settings()}
     started = time.time() - CLOCK
     task, findings = _read(context, file, reading, prices, csv, search.seed)
     settings["training"] = _suited(settings["training"], task, search.batch)

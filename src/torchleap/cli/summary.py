@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from ..pipeline.decide import Decision
     from ..selection import Selection
 
+COLOURS = {"safe": "green", "not safe": "red", "undecided": "yellow"}
 NEAR = 0.2  # from the threshold, within which a score is a close call
 
 
@@ -29,7 +30,7 @@ def json_of(decision: Decision, out: Path) -> dict[str, Any]:
         "kept": decision.selection.kept,
         "dropped": decision.selection.dropped,
     }
-    for key in ("rule", "metrics", "savings", "seconds", "findings", "undecided"):
+    for key in ("rule", "metrics", "savings", "seconds", "findings", "undecided", "certificate"):
         found[key] = record[key]
     return {**found, "out": str(out)}
 
@@ -51,7 +52,7 @@ def show_summary(
         json: Print JSON for scripts instead.
         time_limit: The seconds that the run was given; None without a limit.
     """
-    from ..report.verdict import headline
+    from ..report.verdict import headline, outcome
 
     if json:
         show_json(json_of(decision, out))
@@ -60,7 +61,7 @@ def show_summary(
     quiet = context.obj["quiet"]
     if not quiet:
         show("")
-    show(headline(record), style="bold")
+    show(headline(record), style=f"bold {COLOURS.get(outcome(record), '')}".strip())
     leaks = [one for one in record["findings"] if one["kind"] == "leak"]
     show_findings(leaks, str(record["task"]["source"]))
     _show_evidence(record, decision.selection, time_limit)
@@ -77,10 +78,14 @@ def _show_evidence(
     record: Mapping[str, Any], selection: Selection, time_limit: float | None
 ) -> None:
     """Print the comparison of both models, or why all fields stay."""
-    from ..report.verdict import advice, certainty, rule, savings, tolerance
+    from ..report.certificate import left_out
+    from ..report.verdict import advice, certainty, further_reasons, rule, savings, tolerance
 
     if selection.dropped:
-        show(f"{measured(record)} {certainty(record)}\n{savings(record)}")
+        show(f"{measured(record)} {certainty(record)}")
+        for sentence in (*further_reasons(record), *left_out(record)):
+            show(sentence)
+        show(savings(record))
         if tolerance(record) or "worth" in record["rule"]:
             show(rule(record))
         show(f"Keep: {shortened(selection.kept)}.\nDrop: {shortened(selection.dropped)}.")

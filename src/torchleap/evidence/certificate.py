@@ -243,7 +243,7 @@ def _verdict(change: Change, margin: float, evidence: Evidence) -> tuple[Verdict
         )
         return "undecided", [*evidence.blocked, few]
     if change.highest() < -margin:
-        lost = f"The {title} loses more than {margin:.4g}, at {CONFIDENCE:.0%} confidence."
+        lost = f"The {title} loses more than {margin:.4g}, at {100 * CONFIDENCE:.0f} % confidence."
         return "not safe", [lost, *evidence.blocked]
     damaged = [one for one in evidence.slices if one.is_damaged]
     if damaged:
@@ -281,8 +281,8 @@ def _what_would_decide(change: Change, margin: float, evidence: Evidence) -> str
     if evidence.unit != "rows":
         size += f" of {needed.units:,} groups ({evidence.unit})"
     found = (
-        f"If both models are equally good, {size} would show it at {POWER:.0%} power; there are "
-        f"{evidence.rows:,}."
+        f"If both models are equally good, {size} would show it at {100 * POWER:.0f} % power; "
+        f"there are {evidence.rows:,}."
     )
     if needed.rows > HOPELESS * evidence.rows:
         found += " A margin this small is beyond what such rows can resolve: choose a larger one."

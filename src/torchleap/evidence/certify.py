@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from .._common.checks import check_arguments, number
-from .._common.errors import DataError, MetricError
+from .._common.errors import DataError, MetricError, TorchleapError
 from ..data.task import Rows, Task
 from ..objectives import Metric, Predictions
 from ..training.evaluate import predict
@@ -29,6 +29,7 @@ def certify(
     relative: bool = False,
     metric: str | Metric | None = None,
     blocked: Sequence[str] = (),
+    typical_training: float | None = None,
     slices: bool = True,
     slice_margin: float | None = None,
     slice_by: str | Sequence[str] = (),
@@ -51,6 +52,8 @@ def certify(
         relative: Whether the margin is a fraction of the full model's metric.
         metric: The metric, or its name; None is that of the task: GAUC with groups, else AUC.
         blocked: Reasons for which nothing may be called safe, one sentence each.
+        typical_training: The standard deviation of the metric's difference between two trainings,
+            for the note on what a single training leaves out; None if it is not known.
         slices: Whether to look for parts of the rows in which the metric loses more than
             `slice_margin`: those of each value of a categorical field, and those where a dropped
             field differs from its most common value. Such a loss makes the verdict "not safe".
@@ -60,9 +63,8 @@ def certify(
             divided into fifths.
     """
     by = (slice_by,) if isinstance(slice_by, str) else tuple(slice_by)
-    checked = margin if slice_margin is None else slice_margin
-    check_arguments(margin=number(margin, above=0), slice_margin=number(checked, above=0))
-    check_names(task, by)
+    check_margin(margin)
+    check_slicing(task, slice_margin, by)
     rows = task.test
     chosen = task.objective.headline(rows.group)
     if metric is not None:
@@ -79,6 +81,7 @@ def certify(
         support=task.objective.support(rows.label),
         unit=unit_of(task),
         blocked=blocked,
+        typical_training=typical_training,
     )
     absolute = margin * abs(change.before) if relative else margin
     if slices and evidence.support >= ENOUGH_ROWS:
@@ -93,6 +96,32 @@ def certify(
             notes=found.notes,
         )
     return certificate_of(change, absolute, evidence, relative=margin if relative else None)
+
+
+def check_margin(margin: object) -> None:
+    """Raise a TorchleapError if a margin is not a number above 0."""
+    problem = number(margin, above=0)
+    if problem:
+        raise TorchleapError(
+            f"margin {problem}. Give the loss of the metric that is acceptable: margin=0.001."
+        )
+
+
+def check_slicing(task: Task, slice_margin: float | None, slice_by: Sequence[str]) -> None:
+    """Raise an error unless slices can be made by these settings of `certify`.
+
+    Args:
+        task: The data.
+        slice_margin: The loss that is acceptable in a slice; None is the margin.
+        slice_by: Names of fields.
+
+    Raises:
+        TorchleapError: The slice margin is not a number above 0, or rows cannot be divided by a
+            field.
+    """
+    if slice_margin is not None:
+        check_arguments(slice_margin=number(slice_margin, above=0))
+    check_names(task, slice_by)
 
 
 def predictions(model: nn.Module, rows: Rows) -> Predictions:

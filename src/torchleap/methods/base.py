@@ -52,6 +52,7 @@ class Search:
         last_run: The training run of that model.
         path: The path and the worth of the fields, if the method has found them.
         plain: The model of all fields that the method trained first, if it trained one.
+        plain_history: The evaluations of that training.
         snapshots: The weights of the last model at some points of the path.
     """
 
@@ -67,6 +68,7 @@ class Search:
     last_run: Run | None = None
     path: FieldPath | None = None
     plain: nn.Module | None = None
+    plain_history: list[dict[str, float]] = field(default_factory=list)
     snapshots: list[Snapshot] = field(default_factory=list)
 
     @property
@@ -123,7 +125,7 @@ class Search:
         A method that changes it afterwards changes a copy.
         """
         model = self.model()
-        self.fit(model)
+        self.plain_history = self.fit(model).history
         self.plain = model
         return model
 

@@ -85,6 +85,7 @@ class LeAPMethod(GateMethod):
         plain_run = search.fit(model, memorised, noise, training=training)
         plain = copy.deepcopy(model)
         search.plain = plain
+        search.plain_history = plain_run.history
         plugin = attach(model, search.task.fields, at="net", seed=search.seed)
         steps = self.steps or max(1, round(self.slowness * suited_steps(plain_run.step)))
         turn = max(1, steps // max(1, turns_of(len(search.task.fields))))

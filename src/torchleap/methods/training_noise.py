@@ -54,7 +54,7 @@ class TrainingNoise(Hook):
 
 
 def around_lowest(losses: Sequence[float]) -> Sequence[float]:
-    """Return the lowest loss with its neighbours that are at most one percent higher.
+    """Return the lowest loss with its neighbours that are higher by at most one percent of it.
 
     >>> around_lowest([2.0, 1.005, 1.0, 1.002, 1.3, 1.0])
     [1.005, 1.0, 1.002]
@@ -62,7 +62,7 @@ def around_lowest(losses: Sequence[float]) -> Sequence[float]:
     if not losses:
         return []
     first = last = min(range(len(losses)), key=losses.__getitem__)
-    limit = (1 + NEAR) * losses[first]
+    limit = losses[first] + NEAR * abs(losses[first])  # a gain is a loss below 0
     while first > 0 and losses[first - 1] <= limit:
         first -= 1
     while last + 1 < len(losses) and losses[last + 1] <= limit:

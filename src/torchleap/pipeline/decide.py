@@ -11,14 +11,18 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import nn
 
 from .._common.files import replace_file, replace_together
 from .._common.plain import as_json, write_json
+from ..data.files.task_findings import copied_rows, task_findings
 from ..data.task import Task
 from ..distributed import ranks
+from ..evidence import Certificate, certify
+from ..evidence.blocked import blocked_by
+from ..evidence.typical_training import typical_training
 from ..export import Saved
 from ..methods import Method
 from ..methods import named as method_named
@@ -33,6 +37,7 @@ from .evidence import (
     compare,
     curve_record,
     field_records,
+    headline_of,
     known_metrics,
     masking_curve,
     path_curve,
@@ -43,6 +48,7 @@ from .evidence import (
 )
 from .job import Job, without_rule
 from .record import (
+    CertificateRecord,
     CurveRecord,
     CutRecord,
     FindingRecord,
@@ -51,7 +57,7 @@ from .record import (
     SavingsRecord,
     SelectRecord,
 )
-from .retrain import retrain, seeded
+from .retrain import seeded, trained
 from .search import SearchResult, search
 from .serve import LAYOUT, MODEL, refuse_others, save_served
 
@@ -68,12 +74,15 @@ class Decision:
         model: The pruned and fine-tuned model.
         record: All that a report shows, as plain JSON: see `torchleap.pipeline.record`.
         task: The task that was decided on.
+        certificate: Whether the smaller model may replace the full one; None where no field is
+            dropped.
     """
 
     selection: Selection
     model: nn.Module = field(repr=False)
     record: dict[str, Any] = field(repr=False)
     task: Task = field(repr=False)
+    certificate: Certificate | None = field(repr=False, default=None)
 
     def save(
         self, folder: str | os.PathLike[str], also: Callable[[Path], None] = lambda made: None
@@ -109,7 +118,8 @@ class Decision:
                 by_name[f"{part}_{name}"] = value
         self.selection.save(folder / "selection.json")
         saved = save_served(self.model, self.task, self.selection, folder, by_name)
-        write_json(folder / "metrics.json", metrics, indent=1)
+        certificate = self.record["certificate"]
+        write_json(folder / "metrics.json", {**metrics, "certificate": certificate}, indent=1)
         with replace_file(folder / "history.jsonl") as path:
             path.write_text("".join(map(as_json, self.record["history"])), encoding="utf-8")
         write_json(folder / "report.json", self.record)
@@ -128,6 +138,10 @@ def decide(
     cost: float | None = None,
     worth: float | None = None,
     tolerance: float | str | None = None,
+    margin: float = 0.001,
+    relative: bool = False,
+    slice_margin: float | None = None,
+    slice_by: str | Sequence[str] = (),
     seed: int = 0,
     time_limit: float | None = None,
     callbacks: Sequence[Hook] = (),
@@ -135,17 +149,19 @@ def decide(
     keep_checkpoint: bool = False,
     on_stage: OnStage = lambda stage: None,
     roles: Mapping[str, str] | None = None,
-    findings: Sequence[Mapping[str, Any]] = (),
+    findings: Sequence[Mapping[str, Any]] | None = None,
     source: str | None = None,
     command: str | None = None,
 ) -> Decision:
     """Score the fields, drop some by a rule, prune and fine-tune the model, and compare it.
 
     The pruned model is compared on the test rows with a model of all fields that was trained
-    without any selection. LeAP's own model is pruned, with the weights that it had on the path
-    when it had adapted to about these fields; the scores of other methods are applied to the model
-    of all fields. Where no field reaches a threshold, and, without a rule, where the
-    rows are too few to decide, all fields are kept and `record["undecided"]` is the reason.
+    without any selection; `decision.certificate` says whether it may replace that model. No stage
+    before the comparison reads the inputs of a test row. LeAP's own model is pruned, with the
+    weights that it had on the path when it had adapted to about these fields; the scores of other
+    methods are applied to the model of all fields. Where no field reaches a threshold, and, without
+    a rule, where the rows are too few to decide, all fields are kept and `record["undecided"]` is
+    the reason.
 
     On several ranks (`torchrun`) the ranks divide the trainings and all return the same decision;
     only the first one should save it.
@@ -165,6 +181,11 @@ def decide(
         tolerance: Keep the fewest fields whose validation metric is within this of the best on
             the path; "1se" is one standard error. Permutation, SHARK and SFS then have a path by
             masking, see `search`.
+        margin: The loss of the headline metric that is acceptable, above 0.
+        relative: Whether the margin is a fraction of the metric of the model of all fields.
+        slice_margin: The loss that is acceptable in a part of the rows, such as those of one
+            country; None is the margin. See `certify`.
+        slice_by: Names of fields by all of whose values the rows are divided as well.
         seed: The seed of all random choices.
         time_limit: About how many seconds everything may take: each stage then ends with the best
             that it has. None sets no limit.
@@ -174,7 +195,8 @@ def decide(
         keep_checkpoint: Keep it: the same call, also with another rule, then loads the trainings.
         on_stage: Called with the name of each stage when it begins.
         roles: The role of each field for the report, where the ground truth is known.
-        findings: Problems of the data for the report: `asdict` of those of `data.inspect`.
+        findings: Problems of the data: `asdict` of those of `data.inspect`. Some of them, such as a
+            leak of the label, forbid the word "safe". None inspects the train rows of the task.
         source: The file of the data, or other words for it, for the report.
         command: The command line that decides the same again, for the report.
     """
@@ -190,6 +212,10 @@ def decide(
         method=method_named(method),
         training=seeded(training, task, seed),
         given=given,
+        margin=margin,
+        relative=relative,
+        slice_margin=slice_margin,
+        slice_by=(slice_by,) if isinstance(slice_by, str) else tuple(slice_by),
         seed=seed,
         time_limit=time_limit,
         callbacks=callbacks,
@@ -198,16 +224,19 @@ def decide(
     job.check()
     if job.folder is not None:
         claim(job.folder, job.settings(), given)
+    if findings is None:
+        findings = [asdict(one) for one in task_findings(task)]
     stages = _Stages(on_stage)
-    outcome = _run(job, stages)
-    about = _About(roles or {}, findings, source, command)
+    outcome = _run(job, stages, findings)
+    about = _About(roles or {}, source, command)
     record = _record(job, outcome, about, stages.seconds)
     ranks.barrier()
     # An open decision may be followed by another rule, which needs no training.
     done = outcome.undecided is None and not keep_checkpoint
     if job.folder is not None and done and ranks.is_first():
         forget(job.folder)
-    return Decision(outcome.selection, outcome.small, record.to_json(), task)
+    certificate = outcome.certificate
+    return Decision(outcome.selection, outcome.small, record.to_json(), task, certificate)
 
 
 class _Stages:
@@ -238,12 +267,14 @@ class _Outcome:
     metrics: MetricsRecord
     curve: CurveRecord
     savings: SavingsRecord
+    certificate: Certificate | None
+    findings: Sequence[Mapping[str, Any]]
 
 
-def _run(job: Job, stages: _Stages) -> _Outcome:
-    """Do all stages of a decision, one after the other."""
+def _run(job: Job, stages: _Stages, findings: Sequence[Mapping[str, Any]]) -> _Outcome:
+    """Do all stages of a decision, one after the other; only the last one reads test rows."""
     task = job.task
-    full, trained, found = _train_and_search(job, stages)
+    full, history, run, found = _train_and_search(job, stages)
     selection, undecided = job.select(found)
     with stages("preparing"):
         plugin = job.plugin(found, full, selection)
@@ -253,32 +284,60 @@ def _run(job: Job, stages: _Stages) -> _Outcome:
         else:
             points = masking_curve(plugin, selection, task)
     with stages("fine-tuning"):
-        small = job.prune(plugin, selection, trained)
+        small = job.prune(plugin, selection, run)
     with stages("comparing"):
-        metrics = compare(full, small, task)
-        curve = curve_record(points, full, small, selection, task)
-        savings = _savings(full, small, task)
-    return _Outcome(found, selection, undecided, plugin, full, small, metrics, curve, savings)
+        findings = [*findings, *map(asdict, copied_rows(task))]
+        certificate = None
+        if selection.dropped:
+            certificate = certify(
+                task,
+                full,
+                small,
+                job.margin,
+                relative=job.relative,
+                blocked=blocked_by(findings, selection.dropped),
+                typical_training=typical_training(history, headline_of(task)),
+                slice_margin=job.slice_margin,
+                slice_by=job.slice_by,
+            )
+        return _Outcome(
+            found=found,
+            selection=selection,
+            undecided=undecided,
+            plugin=plugin,
+            full=full,
+            small=small,
+            metrics=compare(full, small, task),
+            curve=curve_record(points, full, small, selection, task),
+            savings=_savings(full, small, task),
+            certificate=certificate,
+            findings=findings,
+        )
 
 
-def _train_and_search(job: Job, stages: _Stages) -> tuple[nn.Module, Run | None, SearchResult]:
-    """Train the model of all fields and search; a price path does both in one run.
+class _Trained(NamedTuple):
+    """The model of all fields, its evaluations, the run of the model to prune, and the search."""
 
-    Returns:
-        The model of all fields, the run that trained the model to prune, and the search.
-    """
+    full: nn.Module
+    history: Sequence[Mapping[str, float]]
+    run: Run | None
+    found: SearchResult
+
+
+def _train_and_search(job: Job, stages: _Stages) -> _Trained:
+    """Train the model of all fields and search; a price path does both in one run."""
     settings: dict[str, Any] = {"model": job.backbone, "method": job.method}
     if job.trains_plain:
         with stages("searching"):
             found = search(job.task, **settings, **job.training_of(0.8, SEARCH))
         assert found.plain is not None
-        return found.plain, found.run, found
+        return _Trained(found.plain, found.plain_history, found.run, found)
     with stages("training with all fields"):
-        full = retrain(job.task, model=job.backbone, **job.training_of(0.3, FULL))
+        full = trained(job.task, model=job.backbone, **job.training_of(0.3, FULL))
     with stages("searching"):
         found = search(job.task, **settings, path=job.masks_fields, **job.training_of(0.5, SEARCH))
-    trained = found.run if job.trains_gates else full.run
-    return full.model, trained, found
+    run = found.run if job.trains_gates else full
+    return _Trained(full.model, full.history, run, found)
 
 
 @dataclass(frozen=True)
@@ -286,7 +345,6 @@ class _About:
     """The part of a report that only the caller knows: see the arguments of `decide`."""
 
     roles: Mapping[str, str]
-    findings: Sequence[Mapping[str, Any]]
     source: str | None
     command: str | None
 
@@ -299,6 +357,7 @@ def _record(
     selection = outcome.selection
     plan = plan_of(outcome.small)
     path = outcome.found.path
+    certificate = outcome.certificate
     return SelectRecord(
         title=f"Which fields are needed to predict {task.roles['label']!r}",
         command=about.command,
@@ -329,7 +388,8 @@ def _record(
         notes=plan.notes,
         undecided=outcome.undecided,
         seconds=seconds,
-        findings=[FindingRecord(**finding) for finding in about.findings],
+        findings=[FindingRecord(**finding) for finding in outcome.findings],
+        certificate=None if certificate is None else CertificateRecord.of(certificate),
     )
 
 

@@ -9,12 +9,14 @@ import torch
 from torch import nn
 
 from ..data.task import Task
+from ..evidence.certify import predictions
+from ..evidence.change import change_of
 from ..fields import Fields
 from ..objectives import METRICS, Metric
 from ..plugin import Plugin
 from ..selection import Path as FieldPath
 from ..selection import Selection, Worth, removal_order
-from ..training.evaluate import evaluate, predict
+from ..training.evaluate import evaluate
 from .record import (
     CurvePoint,
     CurveRecord,
@@ -121,18 +123,16 @@ def compare(full: nn.Module, small: nn.Module, task: Task) -> MetricsRecord:
     An interval without width, of so few rows that none has moved, is None.
     """
     objective = task.objective
-    metric = headline_of(task)
     rows = task.test
-    before = objective.predictions(rows.label, predict(full, rows), rows.group)
-    after = objective.predictions(rows.label, predict(small, rows), rows.group)
-    change = metric.difference(before, after)
-    interval = None
-    if change.low < change.high:
-        interval = (change.low, change.high)
+    before = predictions(full, rows)
+    after = predictions(small, rows)
+    change = change_of(headline_of(task), before, after)
+    low, high = change.interval()
+    interval = (low, high) if low < high else None
     return MetricsRecord(
-        before=evaluate(full, rows),
-        after=evaluate(small, rows),
-        difference=DifferenceRecord(metric.name, change.value, interval),
+        before=objective.evaluate(rows.label, before.output, rows.group),
+        after=objective.evaluate(rows.label, after.output, rows.group),
+        difference=DifferenceRecord(change.metric.name, change.after - change.before, interval),
     )
 
 

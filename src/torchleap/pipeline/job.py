@@ -10,8 +10,9 @@ from typing import Any
 from torch import nn
 
 from .._common.checks import check_arguments, number
-from .._common.errors import DataError, MetricError, SelectionError
+from .._common.errors import SelectionError
 from ..data.task import Task
+from ..evidence.certify import check_comparable, check_margin, check_slicing
 from ..gates.relative_costs import relative_costs
 from ..methods import GateMethod, LeAPMethod, Method
 from ..methods.leap import snapshot_for
@@ -38,6 +39,10 @@ class Job:
     method: Method
     training: Training
     given: Rule | None  # the rule of the user
+    margin: float
+    relative: bool
+    slice_margin: float | None
+    slice_by: tuple[str, ...]
     seed: int
     time_limit: float | None
     callbacks: Sequence[Hook]
@@ -69,6 +74,8 @@ class Job:
 
     def check(self) -> None:
         """Raise an error for everything that can be known to be wrong before the first step."""
+        check_margin(self.margin)
+        check_slicing(self.task, self.slice_margin, self.slice_by)
         limit = self.time_limit
         check_arguments(time_limit="" if limit is None else number(limit, above=0))
         fields = self.task.fields
@@ -94,14 +101,7 @@ class Job:
                 "Lower batch=."
             )
         for part in (self.task.valid, self.task.test):
-            try:
-                self.task.objective.check_comparable(part.label, part.group)
-            except MetricError as error:
-                found = self.task.objective.describe(part.label, part.part)
-                raise DataError(
-                    f"Models cannot be compared on these {part.part} rows: {error} "
-                    f"There are {found}. Give more rows, or split them otherwise."
-                ) from error
+            check_comparable(part)
 
     def settings(self) -> dict[str, Any]:
         """Return the settings that a decision must share with its checkpoints."""

@@ -21,10 +21,12 @@ from .._common.plain import plain
 from .._common.text import plural
 
 if TYPE_CHECKING:
+    from ..evidence import Certificate
     from ..objectives import Metric
     from ..selection.path import Path
 
 FORMAT = 1
+VERDICTS = ("safe", "not safe", "undecided")
 
 
 def is_finite(value: Any) -> bool:
@@ -292,6 +294,68 @@ class MetricsRecord:
 
 
 @dataclass(frozen=True)
+class NeededRecord:
+    """How much evidence would decide, with the attributes of `torchleap.evidence.Needed`."""
+
+    units: float
+    rows: float
+    support: float
+
+
+@dataclass(frozen=True)
+class SliceRecord:
+    """The change in a part of the rows, as `torchleap.evidence.certificate.SliceChange` has it."""
+
+    name: str
+    field: str
+    dropped: bool
+    rows: float
+    change: float
+    lowest: float
+    p: float
+    is_damaged: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class CertificateRecord:
+    """Whether the smaller model may replace the full one, as `torchleap.Certificate` says it."""
+
+    metric: str
+    margin: float
+    relative: float | None
+    before: float
+    after: float
+    low: float
+    high: float
+    largest_loss: float
+    verdict: Annotated[str, Check(f"one of {', '.join(VERDICTS)}", lambda value: value in VERDICTS)]
+    rows: float
+    support: float
+    unit: str
+    units: float
+    needed: NeededRecord | None
+    needed_as_measured: NeededRecord | None
+    repeats: float
+    training_deviation: float | None
+    typical_training: float | None
+    reasons: Sequence[str]
+    notes: Sequence[str]
+    slices: Sequence[SliceRecord]
+    slices_examined: float
+    slice_margin: float | None
+
+    @classmethod
+    def of(cls, certificate: "Certificate") -> "CertificateRecord":
+        """Return the record of a certificate."""
+        content = certificate.to_json()
+        for key in ("needed", "needed_as_measured"):
+            if content[key] is not None:
+                content[key] = NeededRecord(**content[key])
+        content["slices"] = [SliceRecord(**one) for one in content["slices"]]
+        return cls(**content)
+
+
+@dataclass(frozen=True)
 class KnownMetric:
     """The description of a metric, so that a report needs no list of metrics of its own."""
 
@@ -366,6 +430,8 @@ class SelectRecord(Record):
         findings: Problems of the data.
         path: The metric at each number of fields, of a model that adapted to these fields or in
             which the others are masked; None for a method that has no path.
+        certificate: Whether the smaller model may replace the full one; None where nothing is
+            dropped, and in records of versions that made none.
     """
 
     kind = "select"
@@ -390,6 +456,7 @@ class SelectRecord(Record):
     seconds: Mapping[str, float]
     findings: Sequence[FindingRecord]
     path: PathRecord | None = None
+    certificate: CertificateRecord | None = None
 
 
 # ---- a benchmark ----

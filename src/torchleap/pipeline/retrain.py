@@ -59,21 +59,45 @@ def retrain(
         keep_checkpoint: Keep that file: the same call then loads the finished training.
     """
     kept = task if selection is None else task.only(selection)
-    torch.manual_seed(seed)
-    fresh = build(model, kept)
-    run = fit(
-        fresh,
+    run = trained(
         kept,
-        seeded(training, task, seed),
-        hooks=callbacks,
+        model=model,
+        training=seeded(training, task, seed),
+        seed=seed,
+        callbacks=callbacks,
         checkpoint=checkpoint,
         keep_checkpoint=keep_checkpoint,
     )
     metrics = {}
     for rows in (kept.valid, kept.test):
-        for name, value in evaluate(fresh, rows).items():
+        for name, value in evaluate(run.model, rows).items():
             metrics[f"{rows.part}_{name}"] = value
-    return RetrainResult(fresh, metrics, run.seconds, run)
+    return RetrainResult(run.model, metrics, run.seconds, run)
+
+
+def trained(
+    task: Task,
+    *,
+    model: str | Backbone = "wide_deep",
+    training: Training | None = None,
+    seed: int = 0,
+    callbacks: Sequence[Hook] = (),
+    checkpoint: str | os.PathLike[str] | None = None,
+    keep_checkpoint: bool = False,
+) -> Run:
+    """Train a fresh plain model on all fields of a task; its test rows are not read.
+
+    The arguments are those of `retrain`.
+    """
+    torch.manual_seed(seed)
+    return fit(
+        build(model, task),
+        task,
+        seeded(training, task, seed),
+        hooks=callbacks,
+        checkpoint=checkpoint,
+        keep_checkpoint=keep_checkpoint,
+    )
 
 
 def seeded(training: Training | None, task: Task, seed: int) -> Training:

@@ -48,6 +48,7 @@ class SearchResult:
             has neither. Its points are empty for a method that does not close fields, unless
             `search(path=True)` asked for them.
         plain: The model of all fields that the method trained first; None if it trained none.
+        plain_history: The evaluations of that training.
         snapshots: The weights of `model` at some points of the path.
     """
 
@@ -61,6 +62,7 @@ class SearchResult:
     run: Run | None = field(repr=False, default=None)
     path: FieldPath | None = field(repr=False, default=None)
     plain: nn.Module | None = field(repr=False, default=None)
+    plain_history: Sequence[Mapping[str, float]] = field(repr=False, default=())
     snapshots: Sequence[Snapshot] = field(repr=False, default=())
 
     @property
@@ -188,6 +190,7 @@ def search(
         run=work.last_run,
         path=work.path,
         plain=work.plain,
+        plain_history=work.plain_history,
         snapshots=work.snapshots,
     )
 

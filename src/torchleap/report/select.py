@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from .._common.checks import is_number
-from . import colours, numbers, verdict
+from . import certificate, colours, numbers, verdict
 from .charts.fields import score_title
 from .charts.path import path_axes, path_has_close_view
 from .charts.pieces import Charts
@@ -40,11 +40,18 @@ def select_context(record: Mapping[str, Any], drawn: Charts) -> dict[str, Any]:
     undecided = dig(record, "undecided")
     titles = {key: title for key, title in history_titles(record).items() if key in drawn.specs}
     return {
-        "headline": verdict.headline(record),
-        "certainty": _unbroken(verdict.advice(record) or verdict.certainty(record)),
+        "answer": verdict.answer(record),
+        "headline": _unbroken(verdict.headline(record)),
+        "certificate": _certificate(record),
+        "reasons": [_unbroken(one) for one in verdict.further_reasons(record)],
+        "left_out": [_unbroken(one) for one in certificate.left_out(record)],
+        "certainty": _unbroken(_certainty(record)),
         "findings": [{**one, "parts": _parts(one.get("cure", ""))} for one in findings(record)],
         "savings": "" if undecided else _unbroken(verdict.savings(record)),
-        "outcome": verdict.outcome(record),
+        "outcome": verdict.outcome(record).replace(" ", "-"),
+        "on_few_rows": certificate.is_on_few_rows(record),
+        "slices": certificate.slice_rows(record),
+        "slices_note": certificate.slices_note(record),
         "tiles": verdict.tiles(record),
         "facts": _facts(record),
         "score": score_title(record),
@@ -69,10 +76,26 @@ def select_context(record: Mapping[str, Any], drawn: Charts) -> dict[str, Any]:
     }
 
 
+def _certificate(record: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Return the parts of the certificate as pairs of a name and a text; none without one."""
+    rows = certificate.certificate_rows(record)
+    return [(name, _unbroken(text)) for name, text in rows]
+
+
+def _certainty(record: Mapping[str, Any]) -> str:
+    """Return the words about the change; "" where the parts of a certificate stand beside it."""
+    advice = verdict.advice(record)
+    if advice or not certificate.certificate_rows(record) or certificate.is_on_few_rows(record):
+        return advice or verdict.certainty(record)
+    return ""
+
+
 def _sections(record: Mapping[str, Any], drawn: Charts) -> list[tuple[str, str]]:
     """Return the anchors and headings of the sections that the page has."""
     names = set(drawn.specs)
     found = [("verdict", "Verdict")]
+    if certificate.slice_rows(record):
+        found.append(("slices", "Slices"))
     if "path" in names:
         found.append(("path", "Path"))
     found.append(("gates", {"gate": "Gates", "worth": "Worth"}.get(_short(record), "Scores")))

@@ -5,7 +5,9 @@ from typing import Any
 
 from .._common.checks import is_number
 from .._common.text import plural
-from . import numbers
+from ..pipeline.record import VERDICTS
+from . import certificate, numbers
+from .certificate import CONFIDENCE, ENOUGH_ROWS
 from .record import (
     decision,
     dig,
@@ -18,58 +20,79 @@ from .record import (
     threshold,
 )
 
-ENOUGH_ROWS = 10  # of each class in the test rows, below which no interval holds
-COARSE = 0.005  # a possible loss of this much is worth a warning
 FEW_NAMES = 3
 ONE_STANDARD_ERROR = "1se"  # as a tolerance
+SAFE, NOT_SAFE, UNDECIDED = VERDICTS
+KEPT = "kept"
+UNKNOWN = "unknown"
+ANSWERS = {
+    SAFE: "Yes, it is safe",
+    NOT_SAFE: "No, it is not safe",
+    UNDECIDED: "Undecided",
+    KEPT: "Nothing is dropped",
+    UNKNOWN: "Not certified",
+}
 SAVED = {"bytes": "memory", "parameters": "parameters", "multiply_adds": "arithmetic"}
 
 
 def headline(record: Mapping[str, Any]) -> str:
-    """Return the verdict in one sentence."""
+    """Return the verdict in one sentence; "can go" is said only of what is safe."""
     leaking = leaks(record)
     if leaking:
         return f"This result cannot be trusted: {_listed(leaking)} the label away."
     total = len(record["fields"])
-    dropped = sum(decision(field) == "dropped" for field in record["fields"])
+    dropped = dropped_fields(record)
     if not dropped:
         reason = dig(record, "undecided")
         stay = "The only field stays" if total == 1 else f"All {plural(total, 'field')} stay"
         return f"{stay}: {reason}." if reason else f"{stay}."
-    can = f"{dropped:,} of {plural(total, 'field')} can go"
-    would = f"{dropped:,} of {plural(total, 'field')} would be dropped"
-    metric = _metric_title(record)
-    return {
-        "same": f"{can}, with no measurable change in {metric}.",
-        "few": f"{would}, but {_test_rows(record)} are too few for any statement.",
-        "coarse": f"{would}, but {_test_rows(record)} are too few to measure the cost.",
-        "worse": f"{can}, at a price in {metric}.",
-        "better": f"{can}, and the {metric} gets better.",
-        "unsure": f"{can}.",
-        "unknown": f"{would}.",
-    }[outcome(record)]
+    of_all = f"{dropped:,} of {plural(total, 'field')}"
+    kind = outcome(record)
+    if kind == SAFE:
+        loses = certificate.loss_words(record, "at most")
+        return f"{of_all} can go: {loses}, at {CONFIDENCE} confidence."
+    would = f"{of_all} would be dropped"
+    if kind == NOT_SAFE:
+        first = next(iter(certificate.reasons(record)), "")
+        return f"{would}, but that is not safe: {first[:1].lower()}{first[1:]}"
+    if kind == UNDECIDED:
+        return f"{would}, but {certificate.why_undecided(record)}."
+    return f"{would}."
 
 
 def outcome(record: Mapping[str, Any]) -> str:
-    """Return the effect of dropping the fields on the metric: same, coarse, worse or better.
+    """Return the verdict of the certificate: safe, not safe or undecided.
 
-    It is "few" where no interval holds for so few rows, "unsure" without an interval, and
-    "unknown" without a metric.
+    It is "kept" where no field is dropped, and "unknown" in records without a certificate.
     """
-    if not is_number(dig(record, "metrics", "difference", "value")):
-        return "unknown"
-    rarer = _rarer_class(record)
-    if rarer is not None and rarer < ENOUGH_ROWS:
-        return "few"
-    bounds = _gain_bounds(record)
-    if bounds is None:
-        return "unsure"
-    low, high = bounds
-    if low > 0:
-        return "better"
-    if high < 0:
-        return "worse"
-    return "same" if low > -COARSE else "coarse"
+    if not dropped_fields(record):
+        return KEPT
+    verdict = dig(record, "certificate", "verdict")
+    return verdict if verdict in VERDICTS else UNKNOWN
+
+
+def answer(record: Mapping[str, Any]) -> str:
+    """Return the answer to the question whether the smaller model can be shipped.
+
+    >>> answer({"fields": [{"kept": False}], "certificate": {"verdict": "undecided"}})
+    'Undecided'
+    """
+    if leaks(record):
+        return "No"
+    return ANSWERS[outcome(record)]
+
+
+def dropped_fields(record: Mapping[str, Any]) -> int:
+    """Return the number of fields that are dropped."""
+    return sum(decision(field) == "dropped" for field in record["fields"])
+
+
+def further_reasons(record: Mapping[str, Any]) -> list[str]:
+    """Return the reasons that the headline does not give."""
+    found = certificate.reasons(record)
+    if outcome(record) == NOT_SAFE:
+        return found[1:]
+    return [reason for reason in found if reason.rstrip(".") not in headline(record)]
 
 
 def leaks(record: Mapping[str, Any]) -> list[str]:
@@ -132,44 +155,25 @@ def tolerance(record: Mapping[str, Any]) -> str:
 
 
 def certainty(record: Mapping[str, Any]) -> str:
-    """Return how certain the verdict on the metric is."""
-    kind = outcome(record)
-    if kind == "unknown":
+    """Return the change of the metric, and how certain it is."""
+    value = dig(record, "metrics", "difference", "value")
+    if not is_number(value):
         return "The pruned model was not measured, so the cost of dropping these fields is unknown."
-    change = numbers.signed(dig(record, "metrics", "difference", "value"))
-    measured = f"The {_metric_title(record)} changes by {change}"
-    if kind == "unsure":
-        return f"{measured}. No interval was computed, so this may be chance."
-    if kind == "few":
+    measured = f"The {_metric_title(record)} changes by {numbers.signed(value)}"
+    if certificate.is_on_few_rows(record):
         return (
             f"{measured}, but on so few rows that means nothing: at least {ENOUGH_ROWS} of each "
             "class are needed for any statement, and some hundred for a good one."
         )
-    bounds = numbers.interval(dig(record, "metrics", "difference", "interval"))
-    return f"{measured} (95 % interval: {bounds}). {_meaning(record, kind)}"
-
-
-def _meaning(record: Mapping[str, Any], kind: str) -> str:
-    """Return the meaning of the interval, by the outcome."""
-    low, high = _gain_bounds(record) or (0.0, 0.0)
-    if kind == "better":
-        return (
-            "Zero is not in that interval: the smaller model is better by more than chance "
-            "explains on these rows; another training may differ."
-        )
-    if kind == "worse":
-        least = numbers.metric(-high)
-        return (
-            f"Zero is not in that interval: the loss is real, though it may be as small as {least}."
-        )
-    loss = numbers.metric(-low)
-    if kind == "coarse":
-        return (
-            f"Zero is in that interval, but so is a loss of {loss}: these rows are too few to "
-            "measure it. Measure on more rows before you decide."
-        )
-    worst = f"a loss of more than {loss} is unlikely" if low < 0 else "a loss is unlikely"
-    return f"Zero is in that interval, so no difference can be shown; {worst}."
+    bounds = pair(record, "metrics", "difference", "interval")
+    if bounds is not None:
+        measured += f" ({CONFIDENCE} interval: {numbers.interval(bounds)})"
+    kind = outcome(record)
+    if kind == UNKNOWN:
+        return f"{measured}. There is no certificate, so nothing is called safe."
+    if kind == KEPT:
+        return f"{measured}."
+    return f"{measured}. {certificate.excluded(record)}"
 
 
 def tiles(record: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -200,7 +204,7 @@ def _metric_tile(record: Mapping[str, Any]) -> list[dict[str, Any]]:
     name = headline_metric(record)
     before = dig(record, "metrics", "before", name)
     after = dig(record, "metrics", "after", name)
-    if not is_number(before) or not is_number(after) or outcome(record) == "few":
+    if not is_number(before) or not is_number(after) or certificate.is_on_few_rows(record):
         return []
     tile = _tile(f"{_metric_title(record)} on test rows", before, after, numbers.metric)
     return [{**tile, "change": numbers.signed(after - before), "left": None}]
@@ -247,31 +251,3 @@ def _listed(names: list[str]) -> str:
 
 def _metric_title(record: Mapping[str, Any]) -> str:
     return metric_named(record, headline_metric(record)).title
-
-
-def _rarer_class(record: Mapping[str, Any]) -> int | None:
-    """Return the number of test rows of the rarer class; None if unknown."""
-    rows = dig(record, "task", "rows", "test")
-    positives = dig(record, "task", "positives", "test")
-    if not is_number(rows) or not is_number(positives):
-        return None
-    return int(min(positives, rows - positives))
-
-
-def _test_rows(record: Mapping[str, Any]) -> str:
-    rows = dig(record, "task", "rows", "test")
-    positives = dig(record, "task", "positives", "test")
-    if not is_number(rows):
-        return "the test rows"
-    counted = plural(rows, "test row")
-    return f"{counted}, {positives:,} of them positive," if is_number(positives) else counted
-
-
-def _gain_bounds(record: Mapping[str, Any]) -> tuple[float, float] | None:
-    """Return the interval of the change of the metric, with the sign by which higher is better."""
-    bounds = pair(record, "metrics", "difference", "interval")
-    if bounds is None:
-        return None
-    sign = metric_named(record, headline_metric(record)).sign
-    low, high = sorted(sign * bound for bound in bounds)
-    return low, high

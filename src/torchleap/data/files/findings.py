@@ -11,7 +11,17 @@ from ..._common.errors import shown
 from ..._common.text import plural
 
 Kind = Literal[
-    "leak", "header", "number", "mixed", "date", "renamed", "rows", "id", "twin", "constant"
+    "leak",
+    "copies",
+    "header",
+    "number",
+    "mixed",
+    "date",
+    "renamed",
+    "rows",
+    "id",
+    "twin",
+    "constant",
 ]
 ORDER: tuple[Kind, ...] = get_args(Kind)  # the worst first
 MOSTLY = 0.95  # the fraction of a column's values that fit, since it may hold a few strays

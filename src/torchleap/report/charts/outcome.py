@@ -19,6 +19,11 @@ from .pieces import (
 )
 
 MASKED = "fields masked in the searched model"
+VERDICT_COLOURS = {
+    "safe": "var(--good)",
+    "not safe": "var(--bad)",
+    "undecided": "var(--second)",
+}
 
 
 def outcome_charts(record: Mapping[str, Any]) -> Charts:
@@ -133,37 +138,68 @@ def _budget_line(x: Spec) -> Spec:
 
 
 def _difference(record: Mapping[str, Any]) -> Charts:
-    """Return the change of the metric with its interval, beside zero."""
+    """Return the change of the metric with its interval, beside zero and the margin."""
     value = dig(record, "metrics", "difference", "value")
     bounds = pair(record, "metrics", "difference", "interval")
     if not is_number(value) or bounds is None:
         return Charts()
     low, high = bounds
-    reach = 1.25 * max(abs(value), abs(low), abs(high), 1e-4)
-    title = metric_named(record, headline_metric(record)).title
+    known = metric_named(record, headline_metric(record))
+    margin = dig(record, "certificate", "margin")
+    largest = dig(record, "certificate", "largest_loss")
+    shown = [one for one in (value, low, high, margin, largest) if is_number(one)]
+    reach = 1.25 * max(*map(abs, shown), 1e-4)
     x = number_axis(
         "value",
-        f"change of the {title}, pruned minus full",
+        f"change of the {known.title}, pruned minus full",
         scale={"domain": [-reach, reach], "nice": False},
         axis={"labelExpr": "datum.value === 0 ? '0' : format(datum.value, '+.4~f')"},
     )
-    colour = "var(--accent)"
-    rule = {
-        "type": "rule",
-        "strokeWidth": 5,
-        "strokeCap": "round",
-        "color": colour,
-        "opacity": 0.35,
-    }
+    colour = VERDICT_COLOURS.get(dig(record, "certificate", "verdict"), "var(--accent)")
     data = {"name": "difference"}
+    rule = {"type": "rule", "strokeWidth": 5, "strokeCap": "round", "color": colour}
     bar = {
         "data": data,
-        "mark": rule,
+        "mark": {**rule, "opacity": 0.35},
         "encoding": {"x": {**x, "field": "low"}, "x2": {"field": "high"}},
     }
     dot = {"type": "point", "filled": True, "size": 130, "color": colour}
-    point = {"data": data, "mark": dot, "encoding": {"x": x}}
-    spec = framed(84, layer=[*line_at(0, "x"), bar, point])
+    layers = [*line_at(0, "x"), bar, {"data": data, "mark": dot, "encoding": {"x": x}}]
+    row = {"value": value, "low": low, "high": high}
+    if is_number(margin):
+        layers = [*_margin_layers(-known.sign * margin, -known.sign * reach, x), *layers]
+    if is_number(margin) and is_number(largest):
+        row["bound"] = -known.sign * largest
+        tick = {"type": "tick", "thickness": 3, "size": 26, "color": colour}
+        layers.append({"data": data, "mark": tick, "encoding": {"x": {**x, "field": "bound"}}})
     return Charts(
-        {"difference": spec}, {"difference": [{"value": value, "low": low, "high": high}]}
+        {"difference": framed(84 if margin is None else 110, layer=layers)}, {"difference": [row]}
     )
+
+
+def _margin_layers(margin: float, end: float, x: Spec) -> list[Spec]:
+    """Return the line of the margin with its name, and the area of losses beyond it.
+
+    Args:
+        margin: The place of the margin on the axis.
+        end: The end of the axis on the side of losses.
+        x: The axis.
+    """
+    data = {"values": [{"value": margin, "end": end}]}
+    line = {"type": "rule", "color": "var(--bad)", "strokeWidth": 2}
+    area = {"type": "rect", "color": "var(--bad)", "opacity": 0.09}
+    name = {
+        "type": "text",
+        "text": "margin",
+        "color": "var(--bad)",
+        "fontSize": 12,
+        "baseline": "top",
+        "align": "right" if end < margin else "left",
+        "dx": -6 if end < margin else 6,
+        "y": 2,
+    }
+    return [
+        {"data": data, "mark": area, "encoding": {"x": x, "x2": {"field": "end"}}},
+        {"data": data, "mark": line, "encoding": {"x": x}},
+        {"data": data, "mark": name, "encoding": {"x": x}},
+    ]
