@@ -222,11 +222,9 @@ def _notes(count: int, few: int, rows: Rows, among: Codes | None) -> tuple[str, 
     """Return what the reader should know about the slices."""
     if not count and not few:
         return ()
-    text = f"{plural(count, 'slice')} of the rows examined"
+    text = f"The rows were examined in {plural(count, 'slice')}"
     if among is not None:
-        text += (
-            f", in a sample of {len(among):,} rows, of which the worst ones in all {len(rows):,}"
-        )
+        text += f", in a sample of {len(among):,} rows, and the worst of them in all {len(rows):,}"
     if few:
         text += (
             f"; {few:,} more cannot be judged, with fewer than {ENOUGH_ROWS} rows of the rarer "
