@@ -111,14 +111,22 @@ def test_the_summary_names_the_fields_the_cost_and_the_next_command(result):
         before[1],
     )
     assert "encoded rows are kept in" in before[-1]
-    assert re.match(r"2 of 4 fields (can go|would be dropped)", verdict[0])
+    assert re.match(
+        r"2 of 4 fields (can go: the AUC loses at most 0\.001, at 95 % confidence\.|"
+        r"would be dropped, but (that is not safe: the AUC loses more than 0\.001|"
+        r"240 test rows, \d+ of them positive, cannot exclude that the AUC loses more than 0))",
+        verdict[0],
+    )
     assert re.match(
         r"AUC on 240 test rows: 0\.\d{4} with all fields, 0\.\d{4} with those kept. The AUC",
         verdict[1],
     )
     assert "95 % interval" in verdict[1]
-    assert verdict[2].startswith("Pruning saves")
-    assert verdict[3:5] == ["Keep: item, price.", "Drop: user, size."]
+    assert "the margin is 0.001." in verdict[1]
+    assert any("not that of another training" in line for line in verdict[2:4])
+    *_, saved, kept, dropped = verdict
+    assert saved.startswith("Pruning saves")
+    assert [kept, dropped] == ["Keep: item, price.", "Drop: user, size."]
     *_, wrote, following = out.splitlines()
     assert (
         wrote
@@ -156,6 +164,9 @@ def test_json_and_parquet_and_quiet(place):
         "0.5",
         "--out",
         "of_parquet",
+        "--margin",
+        "0.2",
+        "--relative",
         "--json",
         "--quiet",
     )
@@ -172,8 +183,11 @@ def test_json_and_parquet_and_quiet(place):
         "seconds",
         "findings",
         "undecided",
+        "certificate",
         "out",
     }
+    assert content["certificate"]["relative"] == 0.2
+    assert content["certificate"]["verdict"] == "safe"
     assert {path.name for path in (place / "of_parquet").iterdir()} == set(RESULTS)
 
 
@@ -429,6 +443,13 @@ def refused(capsys, *words):
         (["--group", "usr"], "There is no column 'usr' for --group. Did you mean 'user'"),
         (["--seed", "-1"], "--seed must be a whole number from 0 to 4,294,967,295, but is -1"),
         (["--lr", "0"], "--lr must be a number above 0"),
+        (
+            ["--margin", "0"],
+            "--margin must be a number above 0, but is 0.0. Give the loss of the metric that is "
+            "acceptable: --margin 0.001.",
+        ),
+        (["--margin", "-0.1"], "--margin must be a number above 0, but is -0.1."),
+        (["--margin", "nan"], "Expected a finite number as --margin, but found nan."),
         (["--time-limit", "0"], "--time-limit must be a number above 0"),
         (["--batch", "5000"], "at least one batch of 5,000 train rows, but found 1,920 rows."),
         (["--epochs", "0"], "Invalid value for '--epochs'"),

@@ -64,3 +64,14 @@ def test_a_share_and_a_threshold_need_no_explanation(capsys, record):
     _show_evidence(record, selection_of(record["fields"], share=0.5), None)
     printed = capsys.readouterr().out
     assert "as fast.\nKeep: " in printed
+
+
+def test_what_would_decide_and_what_is_left_out_is_printed(capsys):
+    record = select_record(12, difference=(0.0, (-0.02, 0.02)))
+    _show_evidence(record, selection_of(record["fields"], share=0.5), None)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[1:3] == [
+        "If both models are equally good, 45,210 rows would show it at 80 % power.",
+        "The interval covers the chance of the rows, not that of another training.",
+    ]
+    assert lines[3].startswith("Pruning saves")

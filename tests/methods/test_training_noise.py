@@ -23,6 +23,10 @@ def test_a_short_training_shows_no_noise():
     assert deviation(around_lowest([0.9, 0.5, 0.8, 0.9])) == 0.0, "it rose at once"
 
 
+def test_losses_below_0_have_neighbours_too():
+    assert around_lowest([-0.5, -0.799, -0.8, -0.795, -0.7]) == [-0.799, -0.8, -0.795]
+
+
 def test_the_last_losses_of_a_training_are_watched(mixed):
     search = Search(mixed, models.benchmark("mlp"), QUICK)
     hook = TrainingNoise(search)

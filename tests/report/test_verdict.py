@@ -1,6 +1,7 @@
 import pytest
 
 from torchleap.report import verdict
+from torchleap.report.certificate import certificate_rows
 from torchleap.report.numbers import MINUS
 
 from .records import certificate_record, select_record
@@ -104,6 +105,9 @@ def test_what_the_data_do_not_allow_is_undecided_for_that_reason():
         "The test rows are not new: 90 of 100 equal a train row."
     )
     assert verdict.further_reasons(record) == ["There is more."]
+    assert verdict.certainty(record).endswith(f"{MINUS}0.0001 to +0.0001).")
+    assert "Largest loss not excluded" not in dict(certificate_rows(record))
+    assert verdict.appearance(record) == "undecided"
 
 
 def test_the_headline_of_what_is_not_safe_gives_its_first_reason():
@@ -236,6 +240,7 @@ def test_a_leak_comes_before_any_other_verdict():
         verdict.headline(record)
         == "This result cannot be trusted: 'refunded' gives the label away."
     )
+    assert verdict.appearance(record) == "not-safe"
 
 
 def test_a_metric_of_too_few_rows_is_not_shown():

@@ -34,6 +34,7 @@ def certificate_rows(record: Mapping[str, Any]) -> list[tuple[str, str]]:
     found = [("Accepted loss, the margin", margin)]
     if not is_on_few_rows(record):
         found += _change_rows(certificate)
+        found += [] if is_blocked(record) else _bound_rows(certificate)
     found.append(("Untouched test rows", _evidence(certificate)))
     found.append(("Another training", _trainings(certificate)))
     return found
@@ -106,10 +107,7 @@ def why_undecided(record: Mapping[str, Any]) -> str:
     if is_on_few_rows(record):
         return f"{test_rows(record)} are too few for any statement"
     certificate = record["certificate"]
-    margin = dig(certificate, "margin")
-    largest = dig(certificate, "largest_loss")
-    is_blocked = is_number(margin) and is_number(largest) and largest < margin
-    if is_blocked and reasons(record):
+    if is_blocked(record):
         return f"the data do not allow to call that safe: {reasons(record)[0].rstrip('.')}"
     short = f"{test_rows(record)} cannot exclude that {loss_words(record, 'more than')}"
     rows = dig(certificate, "rows")
@@ -118,6 +116,15 @@ def why_undecided(record: Mapping[str, Any]) -> str:
         if is_number(dig(needed, "rows")) and is_number(rows) and needed["rows"] > rows:
             return f"{short}: about {_amount(certificate, needed)} would decide"
     return short
+
+
+def is_blocked(record: Mapping[str, Any]) -> bool:
+    """Return whether the bound lies within the margin, but the data forbid the word "safe"."""
+    margin = dig(record, "certificate", "margin")
+    largest = dig(record, "certificate", "largest_loss")
+    if not is_number(margin) or not is_number(largest) or largest >= margin:
+        return False
+    return dig(record, "certificate", "verdict") == "undecided" and bool(reasons(record))
 
 
 def is_on_few_rows(record: Mapping[str, Any]) -> bool:
@@ -133,21 +140,26 @@ def is_on_few_rows(record: Mapping[str, Any]) -> bool:
 
 
 def _change_rows(certificate: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Return the measured change, and the largest loss that is not excluded."""
-    found = []
+    """Return the measured change with its interval, if it is known."""
     before = dig(certificate, "before")
     after = dig(certificate, "after")
-    low, high = dig(certificate, "low"), dig(certificate, "high")
-    if is_number(before) and is_number(after):
-        change = numbers.signed(after - before)
-        if is_number(low) and is_number(high):
-            change += f", {CONFIDENCE} interval {numbers.interval([low, high])}"
-        found.append(("Measured change", change))
+    low = dig(certificate, "low")
+    high = dig(certificate, "high")
+    if not is_number(before) or not is_number(after):
+        return []
+    change = numbers.signed(after - before)
+    if is_number(low) and is_number(high):
+        change += f", {CONFIDENCE} interval {numbers.interval([low, high])}"
+    return [("Measured change", change)]
+
+
+def _bound_rows(certificate: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Return the largest loss that is not excluded, if it is known."""
     largest = dig(certificate, "largest_loss")
-    if is_number(largest):
-        words = f"{_small(largest)}, one-sided at {CONFIDENCE}"
-        found.append(("Largest loss not excluded", words if largest > 0 else "none"))
-    return found
+    if not is_number(largest):
+        return []
+    words = f"{_small(largest)}, one-sided at {CONFIDENCE}"
+    return [("Largest loss not excluded", words if largest > 0 else "none")]
 
 
 def _evidence(certificate: Mapping[str, Any]) -> str:

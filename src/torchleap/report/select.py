@@ -48,7 +48,7 @@ def select_context(record: Mapping[str, Any], drawn: Charts) -> dict[str, Any]:
         "certainty": _unbroken(_certainty(record)),
         "findings": [{**one, "parts": _parts(one.get("cure", ""))} for one in findings(record)],
         "savings": "" if undecided else _unbroken(verdict.savings(record)),
-        "outcome": verdict.outcome(record).replace(" ", "-"),
+        "outcome": verdict.appearance(record),
         "on_few_rows": certificate.is_on_few_rows(record),
         "slices": certificate.slice_rows(record),
         "slices_note": certificate.slices_note(record),

@@ -82,6 +82,16 @@ def answer(record: Mapping[str, Any]) -> str:
     return ANSWERS[outcome(record)]
 
 
+def appearance(record: Mapping[str, Any]) -> str:
+    """Return the outcome as a class of the style sheet; a leak looks like "not safe".
+
+    >>> appearance({"fields": [{"kept": False}], "certificate": {"verdict": "not safe"}})
+    'not-safe'
+    """
+    shown = NOT_SAFE if leaks(record) else outcome(record)
+    return shown.replace(" ", "-")
+
+
 def dropped_fields(record: Mapping[str, Any]) -> int:
     """Return the number of fields that are dropped."""
     return sum(decision(field) == "dropped" for field in record["fields"])
@@ -171,7 +181,7 @@ def certainty(record: Mapping[str, Any]) -> str:
     kind = outcome(record)
     if kind == UNKNOWN:
         return f"{measured}. There is no certificate, so nothing is called safe."
-    if kind == KEPT:
+    if kind == KEPT or certificate.is_blocked(record):
         return f"{measured}."
     return f"{measured}. {certificate.excluded(record)}"
 
