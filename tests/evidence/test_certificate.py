@@ -133,7 +133,8 @@ def test_what_the_interval_leaves_out_is_said():
     assert (one.repeats, one.training_deviation) == (1, None)
     many = change(0.0, 0.0001, trainings=(0.0, 0.0001, -0.0001))
     found = certificate_of(many, MARGIN, replace(ROWS, notes=("Weekends only.",)))
-    assert found.notes == ("Weekends only.",)
+    assert found.notes[0].startswith("The interval is that of the mean of 3 trainings")
+    assert found.notes[1:] == ("Weekends only.",)
     assert found.repeats == 3
     assert found.training_deviation == pytest.approx(0.0001)
 
