@@ -66,3 +66,39 @@ def auc_by_pairs(labels, scores):
     if not pairs:
         return None
     return wins / pairs
+
+
+def jackknife(statistic, units):
+    """Return a statistic of rows with its standard error, from leaving out one unit at a time.
+
+    `statistic` takes the numbers of rows; `units` has the unit of each row.
+    """
+    everything = [row for row, _ in enumerate(units)]
+    value = statistic(everything)
+    names = sorted(set(units.tolist()))
+    squares = 0.0
+    for name in names:
+        others = [row for row in everything if units[row] != name]
+        squares += (statistic(others) - value) ** 2
+    return value, math.sqrt((len(names) - 1) / len(names) * squares)
+
+
+def change_inside(metric, before, after, rows):
+    """Return the gain of a metric and its standard error in some rows, by leaving out each unit."""
+    labels = [float(before.label[row]) for row in rows]
+    units = torch.tensor(rows) if before.group is None else before.group[rows]
+
+    def gain(places):
+        values = []
+        for model in (before, after):
+            numbers = torch.tensor([rows[place] for place in places])
+            part = type(model)(
+                model.label[numbers],
+                model.output[numbers],
+                model.prediction[numbers],
+                None if model.group is None else model.group[numbers],
+            )
+            values.append(metric.compute(part))
+        return metric.gain(values[1] - values[0])
+
+    return jackknife(gain, units) if len(set(labels)) > 1 else None

@@ -86,6 +86,15 @@ def test_serving_prints_throughput_and_bytes():
     assert output.count("PyTorch") == 7
 
 
+def test_simulated_certificates_are_counted_in_tables():
+    pytest.importorskip("polars", reason="tasks need polars")
+    output = run("benchmarks/certificate.py", "--quick", "--pairs", "20")
+    assert output.count("Wrong statements where the true loss equals the margin") == 2
+    assert "Power for models that are equally good" in output
+    assert "Slices: a damage of 0.02 AUC in 2 % of the rows" in output
+    assert " !" not in output.split("Power", maxsplit=1)[0].replace("; !", "")
+
+
 def test_loading_prints_times_beside_polars_and_rates_beside_a_data_loader():
     pytest.importorskip("polars", reason="reading data needs polars")
     output = run("benchmarks/loading.py", "--quick")

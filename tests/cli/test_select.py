@@ -452,6 +452,8 @@ def refused(capsys, *words):
         (["--protect", '"item,pr'], "with every double quote closed, but found '\"item,pr'."),
         (["--protect", '"item,pr"'], "There is no field 'item,pr'."),
         (["--cost", "itm=1"], "There is no field 'itm'. Did you mean 'item'?"),
+        (["--slice", "itm"], "There is no field 'itm' to divide the rows by. Did you mean 'item'?"),
+        (["--slice-margin", "0"], "--slice-margin must be a number above 0, but is 0.0."),
         (["--drop", "itm"], "There is no column 'itm'. Did you mean 'item'?"),
         (["--group", "usr"], "There is no column 'usr' for --group. Did you mean 'user'"),
         (["--seed", "-1"], "--seed must be a whole number from 0 to 4,294,967,295, but is -1"),

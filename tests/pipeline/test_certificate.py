@@ -201,3 +201,22 @@ def test_no_stage_before_the_comparison_reads_test_rows(monkeypatch, method):
     training = Training(batch=96, epochs=1, lr=1e-2)
     decide(fresh, model="mlp", method=method, training=training, share=0.5, on_stage=stages.append)
     assert stages.count("comparing") > 1, "the test rows are read in the end"
+
+
+def test_slices_are_examined_with_their_own_margin(task, certified):
+    found = certified.certificate
+    assert found.slice_margin == found.margin == 0.2
+    assert found.slices_examined > 0
+    settings = {"model": "mlp", "method": "permutation", "training": FAST, "margin": 0.2}
+    decided = decide(task, **settings, slice_margin=0.3, slice_by="size").certificate
+    assert decided.slice_margin == 0.3
+    fields = {one.field for one in decided.slices}
+    assert "size" in fields
+    assert {one.field for one in decided.slices if one.dropped} <= {"user", "size", "item", "price"}
+
+
+def test_bad_settings_of_slices_are_refused_before_the_training(task):
+    with pytest.raises(tl.TorchleapError, match="slice_margin must be a number above 0"):
+        decide(task, slice_margin=0)
+    with pytest.raises(tl.FieldError, match="no field 'itm' to divide the rows by. Did you mean"):
+        decide(task, slice_by=["itm"])

@@ -186,6 +186,8 @@ def first_job(task, **settings):
         "given": None,
         "margin": 0.001,
         "relative": False,
+        "slice_margin": None,
+        "slice_by": (),
         "seed": 0,
         "time_limit": None,
         "callbacks": (),

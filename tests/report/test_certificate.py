@@ -3,8 +3,14 @@
 import pytest
 
 from torchleap.report import Report
-from torchleap.report.certificate import certificate_rows, excluded, left_out
-from torchleap.report.numbers import MINUS
+from torchleap.report.certificate import (
+    certificate_rows,
+    excluded,
+    left_out,
+    slice_rows,
+    slices_note,
+)
+from torchleap.report.numbers import MINUS, UNKNOWN
 
 from .records import certificate_record, select_record
 
@@ -72,3 +78,33 @@ def test_the_page_of_an_older_record_has_no_certificate():
     assert "Can I ship this? <b>Not certified</b>" in page
     assert "can go" not in page
     assert "Accepted loss" not in page
+
+
+SLICE = {
+    **{"name": "country = <NL>", "field": "country", "dropped": True, "rows": 2041},
+    **{"change": -0.0213, "lowest": -0.034, "p": 0.0004, "is_damaged": True},
+}
+
+
+def test_the_worst_slices_are_a_table():
+    harmless = SLICE | {"dropped": False, "lowest": 0.001, "is_damaged": False}
+    unknown = SLICE | {"lowest": None}
+    parts = {"slices": [SLICE, harmless, unknown], "slices_examined": 612, "slice_margin": 0.01}
+    record = with_certificate(**parts)
+    first, second, third = slice_rows(record)
+    assert list(first.values())[1:] == [
+        *("dropped", "2,041", f"{MINUS}0.0213", "0.0340", "damaged", True)
+    ]
+    assert (second["field"], second["loss"]) == ("kept", "none")
+    assert second["verdict"] == "no damage shown"
+    assert third["loss"] == UNKNOWN
+    assert "the worst of 612" in slices_note(record)
+    assert "more than 0.01 is surely lost" in slices_note(record)
+    page = Report(record).html()
+    assert "country = &lt;NL&gt;</td><td>dropped</td><td>2,041</td>" in page
+    assert '<a href="#slices">Slices</a>' in page
+
+
+def test_a_page_without_slices_has_no_section_for_them():
+    assert slice_rows(select_record(12) | {"certificate": None}) == []
+    assert 'id="slices"' not in Report(with_certificate()).html()

@@ -261,13 +261,32 @@ class CertificateOptions(Options):
     relative: Annotated[
         bool, typer.Option("--relative", help="Take --margin as a fraction of the metric.")
     ] = False
+    slice_margin: Annotated[
+        float | None,
+        typer.Option(
+            help="The loss that is acceptable in a part of the rows, such as those of one country; "
+            "--margin if left out."
+        ),
+    ] = None
+    slice_by: Annotated[
+        str | None,
+        typer.Option(
+            "--slice",
+            help=f"Columns by all of whose values the rows are divided as well: a,b; {IN_QUOTES}.",
+        ),
+    ] = None
 
     def settings(self) -> dict[str, Any]:
         """Return the settings of `decide` for the certificate."""
         from ..evidence.certify import check_margin
 
         check_margin(self.margin)
-        return {"margin": self.margin, "relative": self.relative}
+        return {
+            "margin": self.margin,
+            "relative": self.relative,
+            "slice_margin": self.slice_margin,
+            "slice_by": listed(self.slice_by),
+        }
 
 
 @dataclass(frozen=True)

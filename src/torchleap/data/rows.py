@@ -140,6 +140,21 @@ class Rows:
         found: NDArray[np.uint64] = self._all_of(CONTENTS, np.uint64)
         return found
 
+    def column(self, name: str) -> NDArray[Any]:
+        """Return the encoded values of a column, (rows, slots), read when used where possible.
+
+        Args:
+            name: The name of the column.
+        """
+        column = self.task.columns[self.task.fields.index(name)]
+        dtype = np.int32 if column.is_ids else np.float32
+        if self._numbers is None and not isinstance(column, ShuffledColumn):
+            return self._map(column.file, dtype, column.slots, self._start, len(self))
+        chosen: slice | Numbers = slice(None)
+        if isinstance(column, ShuffledColumn):
+            chosen = self._order(column.order)
+        return self._some_of(column.file, dtype, column.slots, chosen)
+
     def read(self, ranges: Ranges | list[list[int]]) -> Batch:
         """Read the rows of some ranges (start, stop) from disk, one range after the other."""
         label = self._gather([("label.bin", 1, None)], np.float32, ranges)[:, 0]

@@ -1,19 +1,23 @@
 """certify: compare a smaller model with the full one on rows that neither has seen."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from .._common.checks import number
+from .._common.checks import check_arguments, number
 from .._common.errors import DataError, MetricError, TorchleapError
 from ..data.task import Rows, Task
 from ..objectives import Metric, Predictions
 from ..training.evaluate import predict
 from ..training.trained_on import refuse_same_part, refuse_seen
-from .certificate import Certificate, Evidence, certificate_of
+from .certificate import ENOUGH_ROWS, Certificate, Evidence, certificate_of
 from .change import Change, change_of, crossfit_change, mean_change
+from .partitions import check_names
+from .reads import unread
+from .slices import examine
 
 ROWS = "rows"  # the independent units where there are no groups
 
@@ -42,6 +46,9 @@ def certify(
     typical_training: float | None = None,
     repeated: Sequence[Change] = (),
     folds: Sequence[FoldChange] = (),
+    slices: bool = True,
+    slice_margin: float | None = None,
+    slice_by: str | Sequence[str] = (),
 ) -> Certificate:
     """Return whether a smaller model may replace the full one, by the test rows of a task.
 
@@ -66,8 +73,17 @@ def certify(
         repeated: The changes of further trainings on the test rows, as `measured` returns them,
             whose models are not at hand.
         folds: The changes of a cross-fit, which then are the evidence in place of both models.
+        slices: Whether to look for parts of the rows in which the metric loses more than
+            `slice_margin`: those of each value of a categorical field, and those where a dropped
+            field differs from its most common value. Such a loss makes the verdict "not safe".
+        slice_margin: The loss that is acceptable in a slice, in the unit of the metric; None is
+            the margin.
+        slice_by: Names of fields by all of whose values the rows are divided as well; numbers are
+            divided into fifths.
     """
+    by = (slice_by,) if isinstance(slice_by, str) else tuple(slice_by)
     check_margin(margin)
+    check_slicing(task, slice_margin, by)
     rows = task.test
     chosen = task.objective.headline(rows.group)
     if metric is not None:
@@ -77,9 +93,8 @@ def certify(
     check_comparable(rows)
     check_untouched(rows, pairs)
     fraction = margin if relative else 0.0
-    changes = []
-    for one, other in pairs:
-        changes.append(measured(rows, one, other, metric=chosen, relative=fraction))
+    predicted = [(predictions(one, rows), predictions(other, rows)) for one, other in pairs]
+    changes = [change_of(chosen, *pair, relative=fraction) for pair in predicted]
     changes += repeated
     change = changes[0] if len(changes) == 1 else mean_change(changes)
     label = rows.label
@@ -94,6 +109,17 @@ def certify(
         typical_training=typical_training,
     )
     absolute = margin * abs(change.before) if relative else margin
+    if slices and evidence.support >= ENOUGH_ROWS:
+        within = absolute if slice_margin is None else slice_margin
+        dropped = unread([other for _, other in pairs], rows)
+        found = examine(rows, predicted, chosen, within, dropped=dropped, by=by)
+        evidence = replace(
+            evidence,
+            slices=found.worst,
+            slices_examined=found.count,
+            slice_margin=within,
+            notes=found.notes,
+        )
     return certificate_of(change, absolute, evidence, relative=margin if relative else None)
 
 
@@ -128,6 +154,23 @@ def check_margin(margin: object) -> None:
         )
 
 
+def check_slicing(task: Task, slice_margin: float | None, slice_by: Sequence[str]) -> None:
+    """Raise an error unless slices can be made by these settings of `certify`.
+
+    Args:
+        task: The data.
+        slice_margin: The loss that is acceptable in a slice; None is the margin.
+        slice_by: Names of fields.
+
+    Raises:
+        TorchleapError: The slice margin is not a number above 0, or rows cannot be divided by a
+            field.
+    """
+    if slice_margin is not None:
+        check_arguments(slice_margin=number(slice_margin, above=0))
+    check_names(task, slice_by)
+
+
 def predictions(model: nn.Module, rows: Rows) -> Predictions:
     """Return the predictions of a model for rows, with their labels and groups."""
     outputs: Tensor = predict(model, rows)
@@ -156,6 +199,18 @@ def check_comparable(rows: Rows) -> None:
             f"Expected at least two groups among the {rows.part} rows, to see how groups differ, "
             "but found one. Give rows of more groups, or read the data without group=."
         )
+    if rows.group is not None and _lie_in_one_group(rows.label, rows.group):
+        raise DataError(
+            f"Expected {rows.part} rows of each class in at least two groups, to see how groups "
+            "differ, but one class is found in one group. Give rows of more groups, or read the "
+            "data without group=."
+        )
+
+
+def _lie_in_one_group(label: Tensor, group: Tensor) -> bool:
+    """Return whether all rows of a class belong to one group."""
+    classes = torch.unique(label)
+    return any(len(torch.unique(group[label == one])) < 2 for one in classes)
 
 
 def check_untouched(rows: Rows, pairs: Sequence[tuple[nn.Module, nn.Module]]) -> None:

@@ -7,9 +7,9 @@ from statistics import NormalDist
 
 import numpy as np
 import numpy.typing as npt
-from torch import Tensor
 
 from ..objectives import Metric, Predictions
+from ..objectives.binary import jackknife_factors
 from .quantiles import t_above, t_quantile
 
 Floats = npt.NDArray[np.float64]
@@ -18,6 +18,7 @@ CONFIDENCE = 0.95  # of one-sided bounds and of two-sided intervals
 POWER = 0.8  # with which a given number of rows should decide
 LEAST_FREEDOM = 1.0
 P_STEPS = 30  # of a bisection for a p-value
+ROUNDING = 1e-9  # of a margin: a gain so near to it is on it
 
 
 @dataclass(frozen=True)
@@ -36,6 +37,8 @@ class Change:
         trainings: The gains of repeated trainings, whose mean `after - before` is; a single one
             says nothing about the chance in a training.
         folds: The gains of the folds of a cross-fit, whose mean `after - before` is.
+        effective: Where rows have groups, how many groups of equal size would say as much. If one
+            has most of the rows, it is hardly above 1, and little is known of other groups.
     """
 
     metric: Metric
@@ -44,6 +47,7 @@ class Change:
     parts: Floats
     trainings: tuple[float, ...] = ()
     folds: tuple[float, ...] = ()
+    effective: float = math.inf
 
     @property
     def gain(self) -> float:
@@ -96,12 +100,16 @@ class Change:
         """Return the degrees of freedom of the error of the rows.
 
         Where few units make up most of the variance, such as few positive rows, it is known less
-        well than their number suggests: the fourth powers of the parts say how well.
+        well than their number suggests: the fourth powers of the parts say how well. Large groups
+        limit it even where their parts happen to be small.
         """
         variance = self.row_error**2
         if variance == 0:
             return LEAST_FREEDOM
-        doubt = _variance_of_variance(self.parts)
+        doubt = max(
+            _variance_of_variance(self.parts),
+            2 * variance**2 / max(LEAST_FREEDOM, self.effective - 1),
+        )
         if doubt == 0:
             return math.inf
         return max(LEAST_FREEDOM, 2 * variance**2 / doubt)
@@ -178,6 +186,8 @@ class Change:
             power: The probability that so many units decide it.
         """
         distance = abs(gain + margin)
+        if distance <= ROUNDING * margin:
+            return math.inf
         normal = NormalDist()
         by_power = normal.inv_cdf(power)
         of_units = ((normal.inv_cdf(CONFIDENCE) + by_power) * self.row_error) ** 2
@@ -213,7 +223,10 @@ def change_of(
     second = metric.influence(after)
     kept = 1 - metric.sign * relative
     parts = metric.sign * (second.parts - kept * first.parts)
-    return Change(metric, first.value, second.value, by_unit(parts, before.group))
+    effective = math.inf
+    if before.group is not None:
+        parts, effective = by_unit(parts, before, metric)
+    return Change(metric, first.value, second.value, parts, effective=effective)
 
 
 def mean_change(changes: Sequence[Change]) -> Change:
@@ -228,6 +241,7 @@ def mean_change(changes: Sequence[Change]) -> Change:
         float(np.mean([one.after for one in changes])),
         np.mean([one.parts for one in changes], axis=0),
         tuple(one.gain for one in changes),
+        effective=changes[0].effective,
     )
 
 
@@ -244,24 +258,53 @@ def crossfit_change(changes: Sequence[Change]) -> Change:
         float(np.mean([one.after for one in changes])),
         np.concatenate([one.parts for one in changes]) / count,
         folds=tuple(one.gain for one in changes),
+        effective=sum(one.effective for one in changes),
     )
 
 
-def by_unit(parts: Floats, group: Tensor | None) -> Floats:
+def by_unit(parts: Floats, rows: Predictions, metric: Metric) -> tuple[Floats, float]:
     """Return the parts of rows, added up over the rows of each group, (N,) -> (U,).
+
+    A group with a large share of the rows has moved the mean towards itself, which is undone as
+    the jackknife does.
 
     Args:
         parts: The part of each row.
-        group: The group of each row; None where rows are independent.
+        rows: The rows, which have groups.
+        metric: The metric.
+
+    Returns:
+        The parts of the groups, and how many groups of equal size would say as much.
     """
-    if group is None:
-        return parts
-    _, numbers = np.unique(group.numpy(), return_inverse=True)
-    sums: Floats = np.bincount(numbers, weights=parts).astype(np.float64)
-    count = len(sums)
-    if count > 1:
-        sums *= math.sqrt(count / (count - 1))
-    return sums
+    assert rows.group is not None
+    _, numbers = np.unique(rows.group.numpy(), return_inverse=True)
+    units = int(numbers.max()) + 1
+    sums: Floats = np.bincount(numbers, weights=parts, minlength=units).astype(np.float64)
+    label = rows.label.numpy()
+    if metric.needs_group:  # whose parts are those of groups with rows of both classes
+        counts = np.bincount(numbers, minlength=units)
+        positives = np.bincount(numbers, weights=label, minlength=units)
+        return sums, _effective(np.where((positives > 0) & (positives < counts), counts, 0))
+    strata = label if metric.by_class else np.zeros(len(parts))
+    sums = np.zeros(units)
+    effective = math.inf
+    for stratum in np.unique(strata):
+        own = strata == stratum
+        counts = np.bincount(numbers[own], minlength=units)
+        total = np.bincount(numbers[own], weights=parts[own], minlength=units)
+        sums += total * jackknife_factors(counts / counts.sum())
+        effective = min(effective, _effective(counts))
+    return sums, effective
+
+
+def _effective(counts: npt.NDArray[np.generic]) -> float:
+    """Return Kish's number of groups: so many of equal size would say as much.
+
+    >>> _effective(np.array([5, 5])), _effective(np.array([98, 1, 1])) < 1.1
+    (2.0, True)
+    """
+    sizes = counts.astype(np.float64)
+    return float(sizes.sum() ** 2 / max(1.0, np.sum(sizes**2)))
 
 
 def _variance_of_variance(parts: Floats) -> float:

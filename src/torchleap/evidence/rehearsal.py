@@ -158,7 +158,7 @@ def rehearse(
     )
     first = metric.influence(before)
     second = metric.influence(after)
-    both = _variance(first.parts, before) + _variance(second.parts, before)
+    both = _variance(first.parts, before, metric) + _variance(second.parts, before, metric)
     of_metric = _arm(
         metric.name,
         first.value,
@@ -190,9 +190,9 @@ def _unit_numbers(group: Tensor | None, rows: int) -> Any:
     return np.unique(group.numpy(), return_inverse=True)[1]
 
 
-def _variance(parts: Floats, rows: Predictions) -> float:
+def _variance(parts: Floats, rows: Predictions, metric: Metric) -> float:
     """Return the variance of a metric over the choice of units."""
-    sums = by_unit(parts, rows.group)
+    sums = parts if rows.group is None else by_unit(parts, rows, metric)[0]
     return float(sums @ sums)
 
 

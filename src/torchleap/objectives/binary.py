@@ -14,6 +14,7 @@ Floats = npt.NDArray[np.float64]
 Numbers = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
 
+TINY = 1e-12
 NORMAL_95 = 1.96  # standard deviations to either side that hold 95 % of a normal distribution
 
 
@@ -59,7 +60,7 @@ def gauc(labels: Rows, scores: Rows, groups: Rows) -> float:
     """
     labels, scores = _checked(labels, scores)
     numbers = _group_numbers(groups, len(labels))
-    values, counts, _ = _auc_by_group(labels, scores, numbers)
+    values, counts, _ = auc_by_group(labels, scores, numbers)
     if not counts.size:
         raise MetricError(
             "GAUC needs a group with rows of both classes, but every group has one class. "
@@ -74,7 +75,7 @@ def log_loss(labels: Rows, probabilities: Rows) -> float:
     >>> round(log_loss([0, 1], [0.1, 0.9]), 4)
     0.1054
     """
-    return float(-np.mean(_log_likelihoods(labels, probabilities)))
+    return float(-np.mean(log_likelihoods(labels, probabilities)))
 
 
 class Difference(NamedTuple):
@@ -121,15 +122,16 @@ def auc_influence(labels: Rows, scores: Rows) -> Influence:
 def gauc_influence(labels: Rows, scores: Rows, groups: Rows) -> Influence:
     """Return the GAUC with the part of each group, which stands at one of the group's rows.
 
-    >>> gauc_influence([0, 1, 0, 1], [1, 2, 2, 1], ["u", "u", "v", "v"]).parts.tolist()
-    [0.25, 0.0, -0.25, 0.0]
+    >>> gauc_influence([0, 1, 0, 1], [1, 2, 2, 1], ["u", "u", "v", "v"]).parts.round(3).tolist()
+    [0.354, 0.0, -0.354, 0.0]
     """
     value = gauc(labels, scores, groups)
     label, score = _checked(labels, scores)
     numbers = _group_numbers(groups, len(label))
-    own, counts, first = _auc_by_group(label, score, numbers)
+    own, counts, first = auc_by_group(label, score, numbers)
     parts = np.zeros(len(label))
-    parts[first] = counts / counts.sum() * (own - value)
+    shares = counts / counts.sum()
+    parts[first] = shares * (own - value) * jackknife_factors(shares)
     return Influence(value, parts)
 
 
@@ -139,7 +141,7 @@ def log_loss_influence(labels: Rows, probabilities: Rows) -> Influence:
     >>> log_loss_influence([0, 1], [0.5, 0.5]).parts.tolist()
     [0.0, 0.0]
     """
-    losses = -_log_likelihoods(labels, probabilities)
+    losses = -log_likelihoods(labels, probabilities)
     return Influence(float(np.mean(losses)), _parts_of_mean(losses))
 
 
@@ -206,6 +208,23 @@ def s_auc(table: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
     return dict(zip(table, (values / values.max(0)).mean(1).tolist(), strict=True))
 
 
+def jackknife_factors(shares: Floats) -> Floats:
+    """Return by what to multiply each unit's part in a weighted mean, (U,).
+
+    Its part as such is `share * (value - mean)`, but a unit draws the mean towards itself. With
+    these factors it is what leaving the unit out changes, and the squares add up to the variance.
+
+    >>> jackknife_factors(np.array([0.5, 0.5])).round(3).tolist()
+    [1.414, 1.414]
+
+    Args:
+        shares: The share of each unit in the mean, which add up to 1; units without one are 0.
+    """
+    units = max(2, int(np.count_nonzero(shares)))
+    found: Floats = np.sqrt((units - 1) / units) / np.maximum(1 - shares, TINY)
+    return found
+
+
 def _parts_of_mean(values: Floats) -> Floats:
     """Return how far each of some independent values moves their mean, (N,).
 
@@ -218,7 +237,7 @@ def _parts_of_mean(values: Floats) -> Floats:
     return found
 
 
-def _log_likelihoods(labels: Rows, probabilities: Rows) -> Floats:
+def log_likelihoods(labels: Rows, probabilities: Rows) -> Floats:
     """Return the log of the probability that each row's own label was given, (N,)."""
     tiny = _resolution(probabilities)
     labels, probabilities = _checked(labels, probabilities)
@@ -280,24 +299,47 @@ def _group_numbers(groups: Rows, rows: int) -> Numbers:
         ) from error
 
 
-def _auc_by_group(
+def auc_by_group(
     labels: Floats, scores: Floats, groups: Numbers
 ) -> tuple[Floats, Numbers, Numbers]:
     """Return the AUC of each group that has both classes, its number of rows, and one of these."""
     order = np.lexsort((scores, groups))
-    labels = labels[order]
-    groups = groups[order]
+    found = auc_of_sorted(labels[order], scores[order], groups[order])
+    one_row = np.minimum.reduceat(order, found.starts)  # the same whatever the scores are
+    return found.value, found.counts[found.both], one_row[found.both]
+
+
+class GroupAUC(NamedTuple):
+    """The AUC of groups.
+
+    Attributes:
+        value: The AUC of each group that has both classes.
+        starts: The first row of each group, (G,).
+        counts: The rows of each group, (G,).
+        positives: The positive ones of these, (G,).
+        both: Whether a group has both classes, (G,).
+    """
+
+    value: Floats
+    starts: Numbers
+    counts: Numbers
+    positives: Floats
+    both: Flags
+
+
+def auc_of_sorted(labels: Floats, scores: Floats, groups: Numbers) -> GroupAUC:
+    """Return the AUC of groups, whose rows are sorted by group and within it by score."""
     new_group = np.diff(groups, prepend=-1) != 0
     starts = np.flatnonzero(new_group)  # first row of each group
     counts = np.diff(starts, append=len(groups))
-    rank = _shared_ranks(scores[order], new_group) - np.repeat(starts, counts)
+    rank = _shared_ranks(scores, new_group) - np.repeat(starts, counts)
     positives = np.add.reduceat(labels, starts)
     negatives = counts - positives
     rank_sum = np.add.reduceat(rank * labels, starts)
     both = (positives > 0) & (negatives > 0)
     pairs_won = rank_sum[both] - positives[both] * (positives[both] + 1) / 2
-    one_row = np.minimum.reduceat(order, starts)[both]  # the same whatever the scores are
-    return pairs_won / (positives[both] * negatives[both]), counts[both], one_row
+    value = pairs_won / (positives[both] * negatives[both])
+    return GroupAUC(value, starts, counts, positives, both)
 
 
 def _shared_ranks(scores: Floats, new_group: Flags) -> Floats:

@@ -50,6 +50,8 @@ class Metric:
         compute: Returns the value for some rows.
         influence: Returns the value with the part that each row, or group, has in it.
         needs_group: Whether it compares rows within groups, and so needs their column.
+        by_class: Whether it is a mean over each class by itself, so that a group's share in it is
+            that in the rows of each class.
         prepare: Returns a faster `compute` for many outputs of the same rows, which takes the raw
             outputs alone; None if there is no faster way.
         digits: Decimals of a value in reports.
@@ -61,6 +63,7 @@ class Metric:
     compute: Callable[[Predictions], float]
     influence: Callable[[Predictions], Influence]
     needs_group: bool = False
+    by_class: bool = False
     prepare: Callable[[Tensor], Score] | None = None
     digits: int = 4
 
@@ -185,6 +188,7 @@ METRICS = {
         higher_is_better=True,
         compute=_auc,
         influence=_auc_influence,
+        by_class=True,
         prepare=_prepared_auc,
     ),
     "gauc": Metric(

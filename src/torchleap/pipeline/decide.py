@@ -165,6 +165,8 @@ def decide(
     repeats: int = 1,
     repeat_by: RepeatBy = "training",
     folds: int | None = None,
+    slice_margin: float | None = None,
+    slice_by: str | Sequence[str] = (),
     seed: int = 0,
     time_limit: float | None = None,
     callbacks: Sequence[Hook] = (),
@@ -217,6 +219,9 @@ def decide(
         folds: The number of folds of a cross-fit: everything, the search included, is done once
             per fold on the rows of the others, and the certificate rests on all rows. None uses
             the test rows. The model is that of the task's own split in any case.
+        slice_margin: The loss that is acceptable in a part of the rows, such as those of one
+            country; None is the margin. See `certify`.
+        slice_by: Names of fields by all of whose values the rows are divided as well.
         seed: The seed of all random choices.
         time_limit: About how many seconds everything may take: each stage then ends with the best
             that it has. None sets no limit.
@@ -253,6 +258,8 @@ def decide(
         given=given,
         margin=margin,
         relative=relative,
+        slice_margin=slice_margin,
+        slice_by=(slice_by,) if isinstance(slice_by, str) else tuple(slice_by),
         seed=seed,
         time_limit=time_limit,
         callbacks=callbacks,
@@ -334,6 +341,8 @@ def _run(
                 relative=job.relative,
                 blocked=blocked_by(findings, selection.dropped),
                 typical_training=typical_training(history, headline_of(task)),
+                slice_margin=job.slice_margin,
+                slice_by=job.slice_by,
                 **reruns.evidence(),
             )
         return _Outcome(

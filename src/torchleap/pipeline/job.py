@@ -12,7 +12,7 @@ from torch import nn
 from .._common.checks import check_arguments, number
 from .._common.errors import SelectionError
 from ..data.task import Task
-from ..evidence.certify import check_comparable, check_margin
+from ..evidence.certify import check_comparable, check_margin, check_slicing
 from ..gates.relative_costs import relative_costs
 from ..methods import GateMethod, LeAPMethod, Method
 from ..methods.leap import snapshot_for
@@ -41,6 +41,8 @@ class Job:
     given: Rule | None  # the rule of the user
     margin: float
     relative: bool
+    slice_margin: float | None
+    slice_by: tuple[str, ...]
     seed: int
     time_limit: float | None
     callbacks: Sequence[Hook]
@@ -94,6 +96,7 @@ class Job:
     def check(self) -> None:
         """Raise an error for everything that can be known to be wrong before the first step."""
         check_margin(self.margin)
+        check_slicing(self.task, self.slice_margin, self.slice_by)
         limit = self.time_limit
         check_arguments(time_limit="" if limit is None else number(limit, above=0))
         fields = self.task.fields

@@ -40,6 +40,51 @@ def certificate_rows(record: Mapping[str, Any]) -> list[tuple[str, str]]:
     return found
 
 
+def slice_rows(record: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the worst slices as cells of a table, the worst first.
+
+    Each has the name of the slice, whether its field is dropped, its rows, the change of the
+    metric, the largest loss that is not excluded, and whether it is damaged.
+    """
+    certificate = dig(record, "certificate")
+    if not certificate:
+        return []
+    found = []
+    for one in dig(certificate, "slices") or []:
+        lowest = dig(one, "lowest")
+        loss = numbers.UNKNOWN
+        if is_number(lowest):
+            loss = _small(-lowest) if lowest < 0 else "none"
+        found.append(
+            {
+                "name": dig(one, "name"),
+                "field": "dropped" if dig(one, "dropped") else "kept",
+                "rows": numbers.count(dig(one, "rows")),
+                "change": numbers.signed(dig(one, "change")),
+                "loss": loss,
+                "verdict": "damaged" if dig(one, "is_damaged") else "no damage shown",
+                "is_damaged": bool(dig(one, "is_damaged")),
+            }
+        )
+    return found
+
+
+def slices_note(record: Mapping[str, Any]) -> str:
+    """Return what the table of slices is, with the number of slices and the margin."""
+    certificate = dig(record, "certificate") or {}
+    title = metric_named(record, str(dig(certificate, "metric"))).title
+    examined = numbers.count(dig(certificate, "slices_examined"))
+    margin = dig(certificate, "slice_margin")
+    accepted = f"{margin:.3g}" if is_number(margin) else numbers.UNKNOWN
+    return (
+        f"The change of the {title} in parts of the test rows, the worst of {examined}: those of "
+        "each frequent value of a categorical field, and those where a dropped field differs from "
+        "its most common value. Losses that are not excluded hold for all parts together, at "
+        f"{CONFIDENCE} confidence. A part is called damaged where more than {accepted} is surely "
+        "lost; many parts are too small to show it."
+    )
+
+
 def excluded(record: Mapping[str, Any]) -> str:
     """Return the loss that the one-sided bound of a certificate excludes, beside the margin."""
     largest = dig(record, "certificate", "largest_loss")

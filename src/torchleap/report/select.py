@@ -52,6 +52,8 @@ def select_context(record: Mapping[str, Any], drawn: Charts) -> dict[str, Any]:
         "savings": "" if undecided else _unbroken(verdict.savings(record)),
         "outcome": verdict.appearance(record),
         "on_few_rows": certificate.is_on_few_rows(record),
+        "slices": certificate.slice_rows(record),
+        "slices_note": certificate.slices_note(record),
         "tiles": verdict.tiles(record),
         "facts": _facts(record),
         "score": score_title(record),
@@ -95,6 +97,8 @@ def _sections(record: Mapping[str, Any], drawn: Charts) -> list[tuple[str, str]]
     """Return the anchors and headings of the sections that the page has."""
     names = set(drawn.specs)
     found = [("verdict", "Verdict")]
+    if certificate.slice_rows(record):
+        found.append(("slices", "Slices"))
     if "path" in names:
         found.append(("path", "Path"))
     found.append(("gates", {"gate": "Gates", "worth": "Worth"}.get(_short(record), "Scores")))
