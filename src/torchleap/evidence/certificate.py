@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from .._common.plain import plain
 from .._common.text import plural
-from ..objectives import METRICS
+from ..objectives import METRICS, Metric
 from .change import CONFIDENCE, POWER, Change
 
 Verdict = Literal["safe", "not safe", "undecided"]
@@ -140,13 +140,13 @@ class Certificate:
 
     def headline(self) -> str:
         """Return the verdict in one sentence."""
-        title = METRICS[self.metric].title
-        margin = f"{self.margin:.4g}"
+        metric = METRICS[self.metric]
         if self.verdict == "safe":
-            return f"Safe: the {title} loses at most {margin}, at 95 % confidence."
+            return f"Safe: {_worse(metric, 'at most', self.margin)}, at 95 % confidence."
         if self.verdict == "not safe":
             return f"Not safe: {self.reasons[0][0].lower()}{self.reasons[0][1:]}"
-        return f"Undecided: these rows cannot exclude a loss of {title} above {margin}."
+        loss = f"a loss of {metric.title} above {self.margin:.4g}"
+        return f"Undecided: these rows cannot exclude {loss}."
 
     def evidence(self) -> str:
         """Return what was measured, in one or two sentences."""
@@ -243,7 +243,6 @@ def certificate_of(
 
 def _verdict(change: Change, margin: float, evidence: Evidence) -> tuple[Verdict, list[str]]:
     """Return the verdict, and the reasons for which it is not "safe"."""
-    title = change.metric.title
     if evidence.support < ENOUGH_ROWS:
         few = (
             f"At least {ENOUGH_ROWS} rows of each class are needed for any statement, but the "
@@ -251,12 +250,14 @@ def _verdict(change: Change, margin: float, evidence: Evidence) -> tuple[Verdict
         )
         return "undecided", [*evidence.blocked, few]
     if change.highest() < -margin:
-        lost = f"The {title} loses more than {margin:.4g}, at {100 * CONFIDENCE:.0f} % confidence."
-        return "not safe", [lost, *evidence.blocked]
+        lost = _worse(change.metric, "more than", margin)
+        certain = f"T{lost[1:]}, at {100 * CONFIDENCE:.0f} % confidence."
+        return "not safe", [certain, *evidence.blocked]
     damaged = [one for one in evidence.slices if one.is_damaged]
     if damaged:
         loss = -change.metric.gain(damaged[0].change)
-        hidden = f"The {title} loses {loss:.4f} where {damaged[0].name}."
+        verb = "loses" if change.metric.higher_is_better else "rises by"
+        hidden = f"The {change.metric.title} {verb} {loss:.4f} where {damaged[0].name}."
         return "not safe", [hidden, *evidence.blocked]
     if evidence.blocked:
         return "undecided", list(evidence.blocked)
@@ -315,7 +316,7 @@ def _left_out(change: Change, evidence: Evidence) -> list[str]:
         most = round(-change.lowest_of_another(), 4) + 0.0
         return [
             f"The interval is that of the mean of {len(change.trainings)} trainings; in one more, "
-            f"the {title} loses at most {most:.4f} at {100 * CONFIDENCE:.0f} % confidence."
+            f"{_worse(change.metric, 'at most', most)} at {100 * CONFIDENCE:.0f} % confidence."
         ]
     text = "The interval covers the chance of the rows, not that of another training"
     typical = evidence.typical_training
@@ -325,6 +326,12 @@ def _left_out(change: Change, evidence: Evidence) -> list[str]:
         f"{text}, by which the {title} typically varies by {typical:.4f} (one "
         "standard deviation); repeats=3 covers both."
     ]
+
+
+def _worse(metric: Metric, how: str, loss: float) -> str:
+    """Return a loss in words, such as "the AUC loses at most 0.001"."""
+    verb = "loses" if metric.higher_is_better else "rises by"
+    return f"the {metric.title} {verb} {how} {loss:.4g}"
 
 
 def _or_none(value: float) -> float | None:

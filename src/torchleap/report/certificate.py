@@ -105,11 +105,11 @@ def loss_words(record: Mapping[str, Any], how: str) -> str:
 def why_undecided(record: Mapping[str, Any]) -> str:
     """Return why the certificate decides nothing, and how many rows would decide."""
     if is_on_few_rows(record):
-        return f"{test_rows(record)} are too few for any statement"
+        return f"{counted_rows(record)} are too few for any statement"
     certificate = record["certificate"]
     if is_blocked(record):
         return f"the data do not allow to call that safe: {reasons(record)[0].rstrip('.')}"
-    short = f"{test_rows(record)} cannot exclude that {loss_words(record, 'more than')}"
+    short = f"{counted_rows(record)} cannot exclude that {loss_words(record, 'more than')}"
     rows = dig(certificate, "rows")
     for key in ("needed", "needed_as_measured"):
         needed = dig(certificate, key) or {}
@@ -212,7 +212,7 @@ def _margin(record: Mapping[str, Any]) -> str:
     return f"{margin:.3g}" if is_number(margin) else numbers.UNKNOWN
 
 
-def test_rows(record: Mapping[str, Any]) -> str:
+def counted_rows(record: Mapping[str, Any]) -> str:
     """Return the number of test rows and of the positive ones in words, or that of all folds."""
     folds = dig(record, "certificate", "folds")
     if is_number(folds) and folds:
