@@ -121,3 +121,13 @@ def test_content_that_was_changed_does_not_fit_its_key():
     assert fits_key(json.loads(json.dumps(content)))
     assert not fits_key({**content, "format": 2})
     assert not fits_key({"format": 1, "files": ["a"]})
+
+
+def test_lists_in_lists_without_end_are_refused_in_one_sentence():
+    deep = []
+    for _ in range(100_000):
+        deep = [deep]
+    with pytest.raises(TorchleapError, match=r"but settings is deeper\. Make it again"):
+        plain(deep, "settings")
+    while deep:  # freed from the outside, as freeing it at once could end the process
+        deep = deep[0]

@@ -184,6 +184,7 @@ def test_json_and_parquet_and_quiet(place):
         "findings",
         "undecided",
         "certificate",
+        "reruns",
         "out",
     }
     assert content["certificate"]["relative"] == 0.2

@@ -1,6 +1,7 @@
 """SHARK equals its definition row by row, at once and in rounds."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -59,9 +60,12 @@ def test_shark_in_rounds_ranks_by_round_and_then_by_score(task, rounds, signed, 
         return Changes(size, mean, mean.abs() / 10)
 
     monkeypatch.setattr(Shark, "changes", changes)
-    monkeypatch.setattr(
-        Search, "fit", lambda self, model, *hooks, training=None: fitted.append(training)
-    )
+
+    def fit(self, model, *hooks, training=None):
+        fitted.append(training)
+        return SimpleNamespace(history=[])
+
+    monkeypatch.setattr(Search, "fit", fit)
     monkeypatch.setattr(Means, "drop", lambda self, places, mean: dropped.append(places))
     by_name = Shark(signed=signed, rounds=rounds, epochs=2).score(search)
     found = torch.tensor(list(by_name.values()), dtype=torch.float64)

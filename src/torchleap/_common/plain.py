@@ -39,7 +39,18 @@ def plain(
     >>> plain({"alpha": 1e-3, "clip": (1, 2)}, "settings")
     {'alpha': 0.001, 'clip': [1, 2]}
     """
-    inner = partial(plain, nan_as_none=nan_as_none, refused=refused)
+    try:
+        return _plain(value, where, nan_as_none=nan_as_none, refused=refused)
+    except RecursionError as error:
+        raise refused(
+            "Expected lists and dicts within each other to a depth that Python can follow, but "
+            f"{where} is deeper. Make it again."
+        ) from error
+
+
+def _plain(value: Any, where: str, *, nan_as_none: bool, refused: type[TorchleapError]) -> Any:
+    """Return a copy of a value in JSON's own types, as `plain` does for the outermost value."""
+    inner = partial(_plain, nan_as_none=nan_as_none, refused=refused)
     if value is None or isinstance(value, bool):
         return value
     if isinstance(value, str):

@@ -47,7 +47,7 @@ from .evidence import (
     timed_rows,
     trajectories,
 )
-from .full import Compared, save_full
+from .full import Compared, save_full, without_gates
 from .job import Job, without_rule
 from .pair import train_and_search
 from .record import (
@@ -277,6 +277,7 @@ def decide(
         findings = [asdict(one) for one in task_findings(task)]
     stages = Stages(on_stage)
     outcome = _run(job, stages, findings, reruns)
+    full = without_gates(outcome.full, task)  # on all ranks, as its gates agree on their fields
     about = _About(roles or {}, source, command, ab)
     record = _record(job, outcome, about, stages.seconds)
     ranks.barrier()
@@ -290,7 +291,7 @@ def decide(
         record.to_json(),
         task,
         certificate=outcome.certificate,
-        full=outcome.full,
+        full=full,
     )
 
 

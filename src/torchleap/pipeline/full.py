@@ -113,12 +113,12 @@ def save_full(model: nn.Module, task: Task, compared: Compared, folder: Path) ->
     """Write the full model of a result to a folder; return a digest that binds its parts.
 
     Args:
-        model: The model of all fields.
+        model: The model of all fields, as `without_gates` returns it.
         task: The task that it was trained on.
         compared: How both models are compared.
         folder: The folder, which is made.
     """
-    save_silently(without_gates(model, task), folder)
+    save_silently(model, folder)
     save_encoding(task, folder / ENCODING)
     seen = Sketch.of(encoded_hashes(task.train, task.valid))
     natural = seen.share(encoded_hashes(task.test))
