@@ -42,7 +42,7 @@ class Combination:
         batch: It returns a log as one batch, as the model takes it: a tuple of arguments.
         fields: The fields of the model.
         useful: The fields that matter.
-        fails: The stages that fail, for a reason that docs/zoos.md explains.
+        fails: The stages that fail; docs/zoos.md names the reason.
     """
 
     zoo: str
