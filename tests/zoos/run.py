@@ -207,12 +207,15 @@ class Trial:
         self.record.trained = True
 
     def select(self) -> None:
-        """Select fields; where no gate has closed, half of them, so that something is pruned."""
-        selection = self.plugin.select()
-        wrong = _mistakes(selection.kept, self.combination)
-        if not selection.dropped:
+        """Select fields; where all or none have closed, half of them, so that some are pruned."""
+        scores = self.plugin.gates.scores()
+        is_open = [score >= 0.5 for score in scores.values()]
+        if any(is_open) and not all(is_open):
+            selection = self.plugin.select()
+            wrong = _mistakes(selection.kept, self.combination)
+        else:
             selection = self.plugin.select(share=0.5)
-            wrong = "nothing closed"
+            wrong = "nothing closed" if all(is_open) else "everything closed"
         self.selection = selection
         self.record.kept = list(selection.kept)
         self.record.selected = wrong
