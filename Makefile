@@ -49,7 +49,7 @@ demo: $(READY)
 
 # In strict mode what a rule of surgery did wrong is raised, instead of falling back to a simpler way.
 test: $(READY) browser
-	TORCHLEAP_STRICT=1 $(RUN) -m pytest -n auto
+	TORCHLEAP_STRICT=1 $(RUN) -m pytest -n auto --dist worksteal
 
 # Fails if more than a tenth of the mistakes in tests/mutants survive.
 ONLY ?=

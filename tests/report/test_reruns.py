@@ -1,6 +1,6 @@
 """The words about further trainings."""
 
-from torchleap.report.certificate import test_rows as rows_of
+from torchleap.report.certificate import counted_rows as rows_of
 from torchleap.report.numbers import MINUS
 from torchleap.report.reruns import sentences
 
