@@ -12,6 +12,7 @@ import typer
 from .._common.text import plural
 from .inputs import show_findings
 from .lists import joined
+from .messages import in_options
 from .show import show, show_json
 
 if TYPE_CHECKING:
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from ..selection import Selection
 
 COLOURS = {"safe": "green", "not safe": "red", "undecided": "yellow"}
+OPTIONS = {"repeats": "--repeats"}  # which a certificate names as settings
 NEAR = 0.2  # from the threshold, within which a score is a close call
 
 
@@ -100,7 +102,7 @@ def _show_evidence(
     if selection.dropped:
         show(f"{measured(record)} {certainty(record)}")
         for sentence in (*further_reasons(record), *sentences(record), *left_out(record)):
-            show(sentence)
+            show(in_options(sentence, OPTIONS))
         show(savings(record))
         if tolerance(record) or {"worth", "fdr"} & set(record["rule"]):
             show(rule(record))
